@@ -1,0 +1,293 @@
+"""Every message between Tandem's processes.
+
+    gateway ── PrefillTask, Cancel ──▶ prefill worker ── Tokens(first), Failed ──▶ gateway
+    gateway ── DecodeTask,  Cancel ──▶ decode worker  ── Tokens, Failed ─────────▶ gateway
+    worker  ── Hello, Load, Bye ─────▶ gateway        ── Welcome ────────────────▶ worker
+
+    prefill ── PeerHello ─▶ decode      decode ── PeerWelcome | PeerRefused ─▶ prefill     once per link
+    prefill ── Ask ───────▶ decode      decode ── Reserved ──────────────────▶ prefill     per hand-off
+    prefill ── Landed ────▶ decode      decode ── Taken ─────────────────────▶ prefill
+    prefill ◀─ Abort / Quiet ─▶ decode                                                     when it goes wrong
+
+Each is a frozen dataclass; `wire.codec` turns it into msgpack and back and checks types. The handler of message
+`Reserved` is a method `on_reserved`. Ids: an *attempt* is one try at serving a request; an *incarnation* is one
+start of one process, and whatever belongs to an older one is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+from pools.spec import StateSpec
+
+PROTOCOL_VERSION = 1
+
+AttemptId = NewType("AttemptId", str)
+Incarnation = NewType("Incarnation", str)
+
+
+class Role(Enum):
+    """What a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+class Finish(Enum):
+    """Why a request ended well."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Fault(Enum):
+    """Whose fault a failure is: the request's (never retried), nobody's (no room now), or ours."""
+
+    REQUEST = "request"
+    NO_ROOM = "no_room"
+    OURS = "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens, and when to stop.
+
+    `temperature` 0 is greedy; `top_k` 0 is no limit; `logprobs` is how many alternatives to report with each token
+    (0: the chosen token's only; None: no log-probabilities at all). The draw depends on (seed, position) alone.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a worker can hold. `max_request_tokens`: the longest prompt plus answer it could ever serve."""
+
+    max_running_requests: int
+    max_request_tokens: int
+    num_rows: int
+    num_pages: int
+    num_slots: int
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Worker → gateway, first on every connection: who I am and what I serve.
+
+    `peer_endpoint` is where prefill workers reach a decode worker (empty for the other roles).
+    """
+
+    protocol: int
+    worker: str
+    incarnation: Incarnation
+    role: Role
+    model: str
+    fingerprint: str
+    spec_digest: str
+    peer_endpoint: str
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Gateway → worker: taken in; send `Load` at least every `heartbeat_s` seconds."""
+
+    incarnation: Incarnation
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Worker → gateway, the heartbeat: how busy I am. `handoffs` counts those finished since start."""
+
+    worker: str
+    incarnation: Incarnation
+    waiting: int
+    running: int
+    free_rows: int
+    free_pages: int
+    free_slots: int
+    handoffs: int
+    handoff_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Worker → gateway: I am leaving; what I still hold is lost."""
+
+    worker: str
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTask:
+    """Gateway → prefill or colocated worker: compute this prompt; hand off to that decode worker.
+
+    The three `decode_*` fields are empty for a colocated worker, which decodes itself. `deadline_s`: seconds left.
+    """
+
+    attempt: AttemptId
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    deadline_s: float
+    decode_worker: str
+    decode_incarnation: Incarnation
+    decode_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTask:
+    """Gateway → decode worker: expect this request from that prefill worker, then decode it."""
+
+    attempt: AttemptId
+    prompt_tokens: int
+    sampling: Sampling
+    deadline_s: float
+    prefill_worker: str
+    prefill_incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Gateway → workers: nobody waits for this attempt any more. Unknown attempts are ignored."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One sampled token. `index` counts the answer's tokens from 0. `top`: (token id, log-probability) pairs."""
+
+    attempt: AttemptId
+    index: int
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Worker → gateway: all tokens of one step, in one message."""
+
+    worker: str
+    incarnation: Incarnation
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Worker → gateway: this attempt is over, without an answer. `text` is for the client."""
+
+    attempt: AttemptId
+    fault: Fault
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHello:
+    """Prefill → decode, first on every link: may I hand requests over to you?
+
+    `media`: transfer back ends I can use, best first. `host`: equal on one host, so that shared memory can work.
+    """
+
+    protocol: int
+    worker: str
+    incarnation: Incarnation
+    fingerprint: str
+    spec: StateSpec
+    page_size: int
+    media: tuple[str, ...]
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWelcome:
+    """Decode → prefill: yes, by this medium. `reach` says how (its meaning is the medium's)."""
+
+    worker: str
+    incarnation: Incarnation
+    page_size: int
+    num_pages: int
+    num_slots: int
+    medium: str
+    reach: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """Decode → prefill: no; `reason` names what differs."""
+
+    worker: str
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Prefill → decode: this attempt is next to be computed; reserve memory for it."""
+
+    attempt: AttemptId
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Decode → prefill: a lease is taken; write to these pages (in token order) and slots."""
+
+    attempt: AttemptId
+    pages: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Prefill → decode: every byte of the state has been written. The record carries a checksum of itself.
+
+    `first_token` was sampled by prefill and already sent to the gateway as index 0.
+    """
+
+    attempt: AttemptId
+    incarnation: Incarnation
+    prompt_tokens: int
+    first_token: int
+    nbytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Decode → prefill: the hand-off is complete; prefill may release its lease."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Either → the other: this hand-off is over. To be answered with `Quiet`."""
+
+    attempt: AttemptId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Either → the other: I shall not touch memory of this attempt again."""
+
+    attempt: AttemptId
+
+
+Message = (
+    Hello | Welcome | Load | Bye | PrefillTask | DecodeTask | Cancel | Tokens | Failed
+    | PeerHello | PeerWelcome | PeerRefused | Ask | Reserved | Landed | Taken | Abort | Quiet
+)  # fmt: skip
