@@ -1,0 +1,1 @@
+"""The decode worker: takes requests over and generates their tokens."""

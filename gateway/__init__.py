@@ -1,0 +1,1 @@
+"""What clients talk to: HTTP API, tokenizer, routing, streams. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The tandem command: configuration, processes, plans."""

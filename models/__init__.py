@@ -1,0 +1,1 @@
+"""Running a model on the pools: families, layers, weights, forward batch, sampling."""

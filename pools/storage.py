@@ -53,17 +53,13 @@ class Storage:
         # Indexed by row: (num_rows, …).
         self.page_table = torch.zeros(num_rows, max_pages_per_request, dtype=torch.int32, device=device)
         self.row_to_slot = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self.row_to_tracking_slots = torch.zeros(
-            num_rows, slots_per_request - 1, dtype=torch.int32, device=device
-        )
+        self.row_to_tracking_slots = torch.zeros(num_rows, slots_per_request - 1, dtype=torch.int32, device=device)
         self._paged = {
             (field.layer, field.name): self._view(field, 0, layout.num_pages, layout.page.nbytes)
             for field in layout.page.fields
         }
         self._slotted = {
-            (field.layer, field.name): self._view(
-                field, layout.slot_offset(0), layout.num_slots, layout.slot.nbytes
-            )
+            (field.layer, field.name): self._view(field, layout.slot_offset(0), layout.num_slots, layout.slot.nbytes)
             for field in layout.slot.fields
         }
         if poison:

@@ -1,0 +1,1 @@
+"""The prefill worker: computes prompts chunk by chunk and hands requests over."""

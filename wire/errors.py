@@ -1,8 +1,8 @@
 """What can go wrong on the wire.
 
-    WireError
-    ├── BadMessage   the bytes are not a message of this protocol
-    └── LinkFull     the other side does not read; the bounded queue is full
+WireError
+├── BadMessage   the bytes are not a message of this protocol
+└── LinkFull     the other side does not read; the bounded queue is full
 """
 
 from __future__ import annotations

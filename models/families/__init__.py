@@ -1,0 +1,1 @@
+"""One file a model family: what its config means, as an Architecture."""
