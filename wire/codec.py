@@ -21,7 +21,7 @@ from wire.messages import PROTOCOL_VERSION, Message
 
 MAX_MESSAGE_BYTES = 64 << 20
 _MAX_ITEMS = 4 << 20
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 
 Reader = Callable[[object, str], Any]
 
