@@ -7,7 +7,7 @@
     prefill ── PeerHello ─▶ decode      decode ── PeerWelcome | PeerRefused ─▶ prefill     once per link
     prefill ── Ask ───────▶ decode      decode ── Reserved ──────────────────▶ prefill     per hand-off
     prefill ── Landed ────▶ decode      decode ── Taken ─────────────────────▶ prefill
-    prefill ◀─ Abort / Quiet ─▶ decode                                                     when it goes wrong
+    prefill ── Quiet ─────▶ decode      decode ── Abort ─────────────────────▶ prefill     when it ends early
 
 Each is a frozen dataclass; `wire.codec` turns it into msgpack and back and checks types. The handler of message
 `Reserved` is a method `on_reserved`. Ids: an *attempt* is one try at serving a request; an *incarnation* is one
@@ -66,6 +66,12 @@ class Sampling:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
+
+    def finish(self, token_id: int, index: int) -> Finish | None:
+        """Whether the answer ends with this token, the `index`-th (from 0), and why."""
+        if token_id in self.stop_token_ids:
+            return Finish.STOP
+        return Finish.LENGTH if index + 1 >= self.max_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,8 @@ class Failed:
 class PeerHello:
     """Prefill → decode, first on every link: may I hand requests over to you?
 
-    `media`: transfer back ends I can use, best first. `host`: equal on one host, so that shared memory can work.
+    `media`: transfer back ends I can use, best first. `host` is equal for processes
+    that can share memory; there, `pid` lets the other side confirm that this process is gone.
     """
 
     protocol: int
@@ -209,6 +216,7 @@ class PeerHello:
     page_size: int
     media: tuple[str, ...]
     host: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +282,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Either → the other: this hand-off is over. To be answered with `Quiet`."""
+    """Decode → prefill: this hand-off is over; stop writing, then say `Quiet`."""
 
     attempt: AttemptId
     why: str
@@ -282,7 +290,11 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Either → the other: I shall not touch memory of this attempt again."""
+    """Prefill → decode: this hand-off is over and I shall not write to its memory again.
+
+    The answer to `Abort`, and what prefill says unasked when a request ends on its side (cancelled, failed, or
+    answered by its first token).
+    """
 
     attempt: AttemptId
 

@@ -1,0 +1,83 @@
+"""A worker's connection to the gateway: announce, be welcomed, beat, notice a new gateway.
+
+    DIALLING ──Welcome──▶ WELCOMED ──no Welcome for three heartbeats──▶ DIALLING
+
+The worker says `Hello` every second until it is welcomed, then `Load` once a heartbeat; the gateway answers each
+with `Welcome`. A `Welcome` from another incarnation means that the gateway has started anew and knows none of the
+attempts this worker holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import zmq
+
+from wire.links import DialLink
+from wire.messages import Bye, Hello, Incarnation, Load, Message, Welcome
+
+_DIAL_EVERY_S = 1.0
+_MISSED_HEARTBEATS = 3
+
+
+class GatewayLink:
+    """`load` is called for each heartbeat; `on_new_gateway` when another incarnation of the gateway answers."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        hello: Hello,
+        load: Callable[[], Load],
+        on_new_gateway: Callable[[], None],
+    ) -> None:
+        self._link = DialLink(context, endpoint)
+        self._hello = hello
+        self._load = load
+        self._on_new_gateway = on_new_gateway
+        self._gateway: Incarnation | None = None
+        self._welcomed = False
+        self._heartbeat_s = _DIAL_EVERY_S
+        self._heard_at = float("-inf")
+        self._next_beat = float("-inf")
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For polling."""
+        return self._link.socket
+
+    def beat(self, now: float) -> float:
+        """Say what is due at `now`; returns the seconds until the next call is needed."""
+        if self._welcomed and now - self._heard_at > _MISSED_HEARTBEATS * self._heartbeat_s:
+            self._welcomed = False
+        if now >= self._next_beat:
+            self._link.send(self._load() if self._welcomed else self._hello)
+            self._next_beat = now + (self._heartbeat_s if self._welcomed else _DIAL_EVERY_S)
+        return max(0.0, self._next_beat - now)
+
+    def receive(self, now: float) -> Iterator[Message]:
+        """What the gateway sent, less its `Welcome`s."""
+        for message in self._link.receive():
+            if isinstance(message, Welcome):
+                self._on_welcome(message, now)
+            else:
+                yield message
+
+    def _on_welcome(self, message: Welcome, now: float) -> None:
+        if self._gateway not in (None, message.incarnation):
+            self._on_new_gateway()
+        if not self._welcomed:
+            self._next_beat = now
+        self._gateway = message.incarnation
+        self._heartbeat_s = message.heartbeat_s
+        self._welcomed = True
+        self._heard_at = now
+
+    def send(self, message: Message) -> None:
+        """Queue a message for the gateway. Raises LinkFull when it does not read."""
+        self._link.send(message)
+
+    def close(self) -> None:
+        """Say goodbye and close; waits at most a second for the goodbye to leave."""
+        self._link.send(Bye(self._hello.worker, self._hello.incarnation))
+        self._link.socket.close(linger=1000)
