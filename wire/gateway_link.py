@@ -10,9 +10,11 @@ attempts this worker holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import zmq
 
+from wire.errors import LinkFull
 from wire.links import DialLink
 from wire.messages import Bye, Hello, Incarnation, Load, Message, Welcome
 
@@ -51,7 +53,10 @@ class GatewayLink:
         if self._welcomed and now - self._heard_at > _MISSED_HEARTBEATS * self._heartbeat_s:
             self._welcomed = False
         if now >= self._next_beat:
-            self._link.send(self._load() if self._welcomed else self._hello)
+            try:
+                self._link.send(self._load() if self._welcomed else self._hello)
+            except LinkFull:
+                self._welcomed = False
             self._next_beat = now + (self._heartbeat_s if self._welcomed else _DIAL_EVERY_S)
         return max(0.0, self._next_beat - now)
 
@@ -79,5 +84,6 @@ class GatewayLink:
 
     def close(self) -> None:
         """Say goodbye and close; waits at most a second for the goodbye to leave."""
-        self._link.send(Bye(self._hello.worker, self._hello.incarnation))
+        with suppress(LinkFull):  # a gateway that does not read needs no goodbye
+            self._link.send(Bye(self._hello.worker, self._hello.incarnation))
         self._link.socket.close(linger=1000)

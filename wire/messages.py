@@ -16,6 +16,7 @@ start of one process, and whatever belongs to an older one is dropped.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -260,9 +261,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Prefill → decode: every byte of the state has been written. The record carries a checksum of itself.
+    """Prefill → decode: every byte of the state has been written.
 
-    `first_token` was sampled by prefill and already sent to the gateway as index 0.
+    `first_token` was sampled by prefill and already sent to the gateway as index 0. `checksum` is over the other
+    fields; make one with `sealed`.
     """
 
     attempt: AttemptId
@@ -271,6 +273,21 @@ class Landed:
     first_token: int
     nbytes: int
     checksum: int
+
+    @classmethod
+    def sealed(
+        cls, attempt: AttemptId, incarnation: Incarnation, prompt_tokens: int, first_token: int, nbytes: int
+    ) -> Landed:
+        """The record with its checksum."""
+        checksum = zlib.crc32(repr((attempt, incarnation, prompt_tokens, first_token, nbytes)).encode())
+        return cls(attempt, incarnation, prompt_tokens, first_token, nbytes, checksum)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the checksum fits the fields."""
+        return self == Landed.sealed(
+            self.attempt, self.incarnation, self.prompt_tokens, self.first_token, self.nbytes
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""One prefill step: compute the next chunk of some prompts. No sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.batch import Chunk
+from models.runner import Runner
+from models.sampling import Sampled, sample
+from pools.lease import Lease
+from pools.storage import Storage
+from wire.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A prompt's share of a step: tokens `start … start+count-1` of it, in the memory bound to `row`."""
+
+    row: int
+    prompt: tuple[int, ...]
+    start: int
+    count: int
+    sampling: Sampling
+
+
+class PrefillEngine:
+    """Runs prompts on leased memory."""
+
+    def __init__(self, runner: Runner, storage: Storage) -> None:
+        self._runner = runner
+        self._storage = storage
+
+    def begin(self, lease: Lease) -> None:
+        """Before a request's first chunk: its row's tables, and recurrent state at zero."""
+        self._storage.bind(lease.row, lease.pages, lease.slots)
+        self._storage.clear_slots(lease.slots)
+
+    def step(self, work: Sequence[Work]) -> list[Sampled | None]:
+        """Compute; returns the first token of the answer where a prompt has come to its end, else None."""
+        logits = self._runner.forward(
+            [Chunk(item.row, item.prompt[item.start : item.start + item.count], item.start) for item in work]
+        )
+        ends = [index for index, item in enumerate(work) if item.start + item.count == len(item.prompt)]
+        first_tokens = sample(
+            logits[ends], [work[index].sampling for index in ends], [len(work[index].prompt) for index in ends]
+        )
+        results: list[Sampled | None] = [None] * len(work)
+        for index, sampled in zip(ends, first_tokens, strict=True):
+            results[index] = sampled
+        return results

@@ -1,0 +1,137 @@
+"""A prefill worker's links to decode workers: one for each incarnation it was ever told to hand over to.
+
+GREETING ──PeerWelcome──▶ OPEN
+    └──────PeerRefused──▶ REFUSED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from enum import Enum, auto
+
+import numpy as np
+import zmq
+
+from pools.layout import PoolLayout
+from transfer.errors import TransferError
+from transfer.media import open_channel
+from transfer.sender import Outcomes, Sender
+from wire.links import DialLink
+from wire.messages import Incarnation, Message, PeerHello, PeerRefused, PeerWelcome, PrefillTask
+
+
+class PeerState(Enum):
+    """How far the greeting has come."""
+
+    GREETING = auto()
+    OPEN = auto()
+    REFUSED = auto()
+
+
+class Peer:
+    """One decode worker's incarnation: its link and, once it has welcomed us, its pools and the sender to them."""
+
+    def __init__(self, worker: str, link: DialLink) -> None:
+        self.worker = worker
+        self.link = link
+        self.state = PeerState.GREETING
+        self.refusal = ""
+        self._route: tuple[PoolLayout, Sender] | None = None
+
+    @property
+    def route(self) -> tuple[PoolLayout, Sender]:
+        """The peer's pool layout and the sender to it. Only for an OPEN peer."""
+        if self._route is None:
+            raise RuntimeError(f"{self.worker} has not welcomed this worker")
+        return self._route
+
+    def open(self, layout: PoolLayout, sender: Sender) -> None:
+        """Hand-offs may begin."""
+        self._route = (layout, sender)
+        self.state = PeerState.OPEN
+
+    def refuse(self, reason: str) -> None:
+        """No hand-offs over this link, and why."""
+        self.state = PeerState.REFUSED
+        self.refusal = f"{self.worker} cannot take hand-offs from this prefill worker: {reason}"
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises LinkFull when the decode worker does not read."""
+        self.link.send(message)
+
+    def close(self) -> None:
+        """Let the sender end and close the link."""
+        if self._route is not None:
+            self._route[1].close()
+        self.link.close()
+
+
+class Peers:
+    """Makes links at their first use and closes those of decode workers that have started anew since.
+
+    `layout` and `source` are this worker's own pools: their layout and memory (uint8, `(nbytes,)`).
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        hello: PeerHello,
+        layout: PoolLayout,
+        source: np.ndarray,
+        outcomes: Outcomes,
+    ) -> None:
+        self._context = context
+        self._hello = hello
+        self._layout = layout
+        self._source = source
+        self._outcomes = outcomes
+        self._peers: dict[Incarnation, Peer] = {}
+
+    def get(self, task: PrefillTask, watch: Callable[[object], None]) -> Peer:
+        """The link to the task's decode worker; a new one is given to `watch` and says hello."""
+        peer = self._peers.get(task.decode_incarnation)
+        if peer is None:
+            peer = Peer(task.decode_worker, DialLink(self._context, task.decode_endpoint))
+            self._peers[task.decode_incarnation] = peer
+            watch(peer.link.socket)
+            peer.send(self._hello)
+        return peer
+
+    def receive(self) -> Iterator[tuple[Peer, Message]]:
+        """What the decode workers have sent."""
+        for peer in list(self._peers.values()):
+            for message in peer.link.receive():
+                yield peer, message
+
+    def on_peer_welcome(self, peer: Peer, welcome: PeerWelcome) -> None:
+        """A decode worker takes our hand-offs; if its medium cannot be used after all, that counts as a refusal."""
+        target = PoolLayout.of(
+            self._layout.spec,
+            page_size=welcome.page_size,
+            num_pages=welcome.num_pages,
+            num_slots=welcome.num_slots,
+        )
+        try:
+            channel = open_channel(welcome, self._context, self._source, target.nbytes)
+        except TransferError as error:
+            peer.refuse(str(error))
+        else:
+            peer.open(target, Sender(channel, self._outcomes, welcome.worker))
+
+    def on_peer_refused(self, peer: Peer, refused: PeerRefused) -> None:
+        """A decode worker does not take them; every attempt on this pair will fail with its reason."""
+        peer.refuse(refused.reason)
+
+    def close_outdated(self, in_use: Container[Peer], unwatch: Callable[[object], None]) -> None:
+        """Close links that no request uses, to workers of which a newer incarnation is known."""
+        newest = {peer.worker: incarnation for incarnation, peer in self._peers.items()}
+        for incarnation, peer in list(self._peers.items()):
+            if newest[peer.worker] != incarnation and peer not in in_use:
+                del self._peers[incarnation]
+                unwatch(peer.link.socket)
+                peer.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for peer in self._peers.values():
+            peer.close()
