@@ -1,0 +1,251 @@
+"""One worker that does both phases on one set of pools: no hand-off, no transfer.
+
+It is the reference: a disaggregated run must give the same tokens. It computes with the same two engines and decides
+with the same pure functions, so that only what lies between the phases differs.
+
+    QUEUED ──lease──▶ PREFILL ──last chunk──▶ DECODE ──finish──▶ ended
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from colocated.config import ColocatedConfig
+from decode.engine import DecodeEngine
+from decode.engine import Work as DecodeWork
+from models.sampling import Sampled
+from models.serving import Served
+from pools.errors import RequestTooLong
+from pools.lease import Lease, Shortage
+from pools.pools import Pools
+from prefill.engine import PrefillEngine
+from prefill.engine import Work as PrefillWork
+from prefill.scheduler import plan_step
+from wire.errors import LinkFull
+from wire.gateway_link import GatewayLink
+from wire.loop import Loop
+from wire.messages import (
+    PROTOCOL_VERSION,
+    AttemptId,
+    Cancel,
+    Failed,
+    Fault,
+    Hello,
+    Incarnation,
+    Load,
+    Message,
+    PrefillTask,
+    Role,
+    Token,
+    Tokens,
+)
+
+_SWEEP_EVERY_S = 0.25
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """`computed` counts prompt tokens, `generated` the answer's."""
+
+    task: PrefillTask
+    deadline: float
+    lease: Lease | None = None
+    computed: int = 0
+    last_token: int = -1
+    generated: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.task.token_ids)
+
+    @property
+    def needed_tokens(self) -> int:
+        return self.prompt_tokens + self.task.sampling.max_tokens - 1
+
+    @property
+    def held(self) -> Lease:
+        if self.lease is None:
+            raise RuntimeError(f"{self.task.attempt} has no lease")
+        return self.lease
+
+
+class ColocatedWorker:
+    """Computes prompts and generates, a chunk and a decode step in turn."""
+
+    def __init__(self, config: ColocatedConfig, served: Served, incarnation: Incarnation) -> None:
+        self._config = config
+        self._served = served
+        self._incarnation = incarnation
+        self._pools = Pools.from_plan(served.plan)
+        self._prefill = PrefillEngine(served.runner, served.storage)
+        self._decode = DecodeEngine(served.runner)
+        self._requests: dict[AttemptId, _Request] = {}
+        """Every request that has not ended, in order of arrival."""
+        self._next_sweep = 0.0
+        self._loop = Loop()
+        self._gateway = GatewayLink(zmq.Context(), config.gateway, self._hello(), self._load, self._drop_all)
+        self._loop.watch(self._gateway.socket)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            worker=self._config.name,
+            incarnation=self._incarnation,
+            role=Role.COLOCATED,
+            model=self._served.name,
+            fingerprint=self._served.fingerprint,
+            spec_digest=self._served.storage.layout.spec.digest(),
+            peer_endpoint="",
+            capacity=self._served.capacity,
+        )
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self._loop.run(self._turn)
+        self._gateway.close()
+
+    def _turn(self, now: float) -> float:
+        for message in self._gateway.receive(now):
+            match message:
+                case PrefillTask():
+                    self.on_prefill_task(message, now)
+                case Cancel():
+                    self._end(message.attempt)
+                case _:
+                    log.warning("the gateway sent a %s, of no use here", type(message).__name__)
+        if now >= self._next_sweep:
+            self._sweep(now)
+        self._admit()
+        next_beat_s = self._gateway.beat(now)
+        prefilled, decoded = self._step_prefill(), self._step_decode()
+        return 0.0 if prefilled or decoded else min(next_beat_s, _SWEEP_EVERY_S)
+
+    def on_prefill_task(self, task: PrefillTask, now: float) -> None:
+        """A new request: to the end of the queue, unless it can never be served here."""
+        request = _Request(task, now + task.deadline_s)
+        if wrong := [token for token in task.token_ids if not 0 <= token < self._served.vocab_size]:
+            text = f"token id {wrong[0]} is outside the model's vocabulary of {self._served.vocab_size}"
+            self._tell(Failed(task.attempt, Fault.REQUEST, text))
+            return
+        try:
+            self._pools.pages_for(request.needed_tokens if task.token_ids else 0)
+        except (RequestTooLong, ValueError) as error:
+            self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
+            return
+        self._requests[task.attempt] = request
+
+    def _admit(self) -> None:
+        """Give memory for prompt and answer to the waiting, in order, as long as there is some."""
+        for request in self._requests.values():
+            if request.lease is None:
+                lease = self._pools.reserve(request.task.attempt, request.needed_tokens)
+                if isinstance(lease, Shortage):
+                    return
+                request.lease = lease
+                self._prefill.begin(lease)
+
+    def _step_prefill(self) -> bool:
+        """The next chunk of the prompts that are not yet computed."""
+        waiting = [item for item in self._requests.values() if item.lease and item.computed < item.prompt_tokens]
+        shares = plan_step([item.prompt_tokens - item.computed for item in waiting], self._config.chunk_size)
+        batch = [(item, count) for item, count in zip(waiting, shares, strict=True) if count]
+        if not batch:
+            return False
+        work = [
+            PrefillWork(item.held.row, item.task.token_ids, item.computed, count, item.task.sampling)
+            for item, count in batch
+        ]
+        try:
+            results = self._prefill.step(work)
+        except Exception as error:  # one bad request must not take the worker down
+            self._fail_all([item for item, _ in batch], "prefill", error)
+            return True
+        for item, count in batch:
+            item.computed += count
+        self._take(
+            [(item, sampled) for (item, _), sampled in zip(batch, results, strict=True) if sampled is not None]
+        )
+        return True
+
+    def _step_decode(self) -> bool:
+        """One token for each request whose prompt is computed."""
+        batch = [item for item in self._requests.values() if item.generated]
+        if not batch:
+            return False
+        work = [
+            DecodeWork(item.held.row, item.last_token, item.prompt_tokens + item.generated - 1, item.task.sampling)
+            for item in batch
+        ]
+        try:
+            sampled = self._decode.step(work)
+        except Exception as error:  # one bad request must not take the worker down
+            self._fail_all(batch, "decode", error)
+            return True
+        self._take(list(zip(batch, sampled, strict=True)))
+        return True
+
+    def _take(self, results: list[tuple[_Request, Sampled]]) -> None:
+        """Report new tokens, and end the requests they finish."""
+        tokens: list[Token] = []
+        for item, sampled in results:
+            attempt, index = item.task.attempt, item.generated
+            finish = item.task.sampling.finish(sampled.token_id, index)
+            tokens.append(Token(attempt, index, sampled.token_id, sampled.logprob, sampled.top, finish))
+            item.last_token, item.generated = sampled.token_id, index + 1
+            if finish is not None:
+                self._end(attempt)
+        if tokens:
+            self._tell(Tokens(self._config.name, self._incarnation, tuple(tokens)))
+
+    def _fail_all(self, batch: list[_Request], phase: str, error: Exception) -> None:
+        log.exception("a %s step failed", phase)
+        for item in batch:
+            self._end(item.task.attempt)
+            self._tell(Failed(item.task.attempt, Fault.OURS, f"{phase} failed: {error}"))
+
+    def _tell(self, message: Message) -> None:
+        """To the gateway; one that has not read the last ten thousand messages has lost its requests."""
+        try:
+            self._gateway.send(message)
+        except LinkFull:
+            log.error("the gateway does not read; its requests are dropped")
+            self._drop_all()
+
+    def _end(self, attempt: AttemptId) -> None:
+        request = self._requests.pop(attempt, None)
+        if request is not None and request.lease is not None:
+            freed = self._pools.release(request.lease)
+            self._served.storage.wipe(freed.pages, freed.slots)
+
+    def _drop_all(self) -> None:
+        """The gateway that sent these requests is gone."""
+        for attempt in list(self._requests):
+            self._end(attempt)
+
+    def _sweep(self, now: float) -> None:
+        self._next_sweep = now + _SWEEP_EVERY_S
+        for attempt, request in list(self._requests.items()):
+            if now > request.deadline:
+                self._end(attempt)
+                self._tell(Failed(attempt, Fault.NO_ROOM, "the deadline passed before the answer was complete"))
+
+    def _load(self) -> Load:
+        stats = self._pools.stats()
+        running = sum(item.lease is not None for item in self._requests.values())
+        return Load(
+            worker=self._config.name,
+            incarnation=self._incarnation,
+            waiting=len(self._requests) - running,
+            running=running,
+            free_rows=stats.rows.free,
+            free_pages=stats.pages.free,
+            free_slots=stats.slots.free,
+            handoffs=0,
+            handoff_bytes=0,
+        )

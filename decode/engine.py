@@ -1,0 +1,33 @@
+"""One decode step: the next token of every running request, in one batch. No sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.batch import Chunk
+from models.runner import Runner
+from models.sampling import Sampled, sample
+from wire.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request's share of a step: its newest token, of which `stored` tokens in the memory of `row` come before."""
+
+    row: int
+    last_token: int
+    stored: int
+    sampling: Sampling
+
+
+class DecodeEngine:
+    """Runs batches on leased memory."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def step(self, work: Sequence[Work]) -> list[Sampled]:
+        """The next token of each."""
+        logits = self._runner.forward([Chunk(item.row, (item.last_token,), item.stored) for item in work])
+        return sample(logits, [item.sampling for item in work], [item.stored + 1 for item in work])

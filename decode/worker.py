@@ -1,0 +1,385 @@
+"""The decode worker process: hand-offs in, tokens out.
+
+A request's way: `on_decode_task` → `on_ask` → `_admit` → `on_landed` → `_join` → `_step`. Whatever ends early goes
+through `_end`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+import zmq
+
+from decode.admission import Room, admit, join
+from decode.config import DecodeConfig
+from decode.engine import DecodeEngine, Work
+from decode.peers import PrefillPeer, PrefillPeers
+from decode.request import DecodeRequest, DecodeState
+from models.serving import Served
+from pools.errors import RequestTooLong
+from pools.lease import Lease, Shortage
+from pools.pools import Pools
+from transfer.handoff import HandoffState
+from transfer.medium import Landing
+from transfer.plan import LeasedMemory
+from wire.errors import LinkFull
+from wire.gateway_link import GatewayLink
+from wire.links import ListenLink
+from wire.loop import Loop
+from wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Ask,
+    AttemptId,
+    Cancel,
+    DecodeTask,
+    Failed,
+    Fault,
+    Hello,
+    Incarnation,
+    Landed,
+    Load,
+    Message,
+    PeerHello,
+    Quiet,
+    Reserved,
+    Role,
+    Taken,
+    Token,
+    Tokens,
+)
+
+_SWEEP_EVERY_S = 0.25
+_EARLY_ASK_S = 30.0
+_MAX_EARLY_ASKS = 10_000
+
+log = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """Reserves memory for requests, lets prefill workers fill it, and generates."""
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        served: Served,
+        incarnation: Incarnation,
+        context: zmq.Context[zmq.Socket[bytes]],
+        landings: Mapping[str, Landing],
+    ) -> None:
+        self._config = config
+        self._served = served
+        self._incarnation = incarnation
+        self._landings = landings
+        self._layout = served.storage.layout
+        self._pools = Pools.from_plan(served.plan)
+        self._engine = DecodeEngine(served.runner)
+        self._requests: dict[AttemptId, DecodeRequest] = {}
+        """Every request that has not ended."""
+        self._asked: dict[AttemptId, DecodeRequest] = {}
+        """Those that prefill asked memory for, in order; they wait for it."""
+        self._ready: dict[AttemptId, DecodeRequest] = {}
+        self._running: dict[AttemptId, DecodeRequest] = {}
+        self._fenced: dict[AttemptId, DecodeRequest] = {}
+        """Ended requests whose memory prefill may still be writing."""
+        self._early_asks: dict[AttemptId, tuple[PrefillPeer, Ask, float]] = {}
+        """Asks that overtook their task, and when they came."""
+        self._handoffs = 0
+        self._handoff_bytes = 0
+        self._next_sweep = 0.0
+        self._loop = Loop()
+        self._inbox = ListenLink(context, config.peer_endpoint)
+        self._peers = PrefillPeers(config.name, incarnation, served.fingerprint, self._layout, landings)
+        self._gateway = GatewayLink(context, config.gateway, self._hello(), self._load, self._drop_all)
+        self._loop.watch(self._gateway.socket)
+        self._loop.watch(self._inbox.socket)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            worker=self._config.name,
+            incarnation=self._incarnation,
+            role=Role.DECODE,
+            model=self._served.name,
+            fingerprint=self._served.fingerprint,
+            spec_digest=self._layout.spec.digest(),
+            peer_endpoint=self._inbox.endpoint,
+            capacity=self._served.capacity,
+        )
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self._loop.run(self._turn)
+        self._gateway.close()
+        self._inbox.close()
+        for landing in self._landings.values():
+            landing.close()
+
+    def _turn(self, now: float) -> float:
+        """Everything that is due: messages, deadlines, admission, one step."""
+        for message in self._gateway.receive(now):
+            self._on_gateway_message(message, now)
+        for address, message in self._inbox.receive():
+            self._on_peer_message(address, message, now)
+        if now >= self._next_sweep:
+            self._sweep(now)
+        self._admit(now)
+        self._join(now)
+        next_beat_s = self._gateway.beat(now)
+        return 0.0 if self._step() else min(next_beat_s, _SWEEP_EVERY_S)
+
+    # Messages.
+
+    def _on_gateway_message(self, message: Message, now: float) -> None:
+        match message:
+            case DecodeTask():
+                self.on_decode_task(message, now)
+            case Cancel():
+                self.on_cancel(message, now)
+            case _:
+                log.warning("the gateway sent a %s, which decode has no use for", type(message).__name__)
+
+    def _on_peer_message(self, address: bytes, message: Message, now: float) -> None:
+        if isinstance(message, PeerHello):
+            self._inbox.send(address, self._peers.on_peer_hello(address, message))
+            return
+        peer = self._peers.get(address)
+        if peer is None:
+            return  # refused, or of an incarnation that has been replaced
+        match message:
+            case Ask():
+                self.on_ask(peer, message, now)
+            case Landed():
+                self.on_landed(peer, message, now)
+            case Quiet():
+                self.on_quiet(peer, message, now)
+            case _:
+                log.warning("%s sent a %s, which decode has no use for", peer.worker, type(message).__name__)
+
+    def on_decode_task(self, task: DecodeTask, now: float) -> None:
+        """A request to expect; its memory is reserved when prefill asks."""
+        if task.attempt in self._requests or task.attempt in self._fenced:
+            log.warning("attempt %s came twice; the second is ignored", task.attempt)
+            return
+        request = DecodeRequest.start(task, now)
+        try:
+            self._pools.pages_for(request.needed_tokens)
+        except (RequestTooLong, ValueError) as error:
+            self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
+            return
+        self._requests[task.attempt] = request
+        if early := self._early_asks.pop(task.attempt, None):
+            self.on_ask(early[0], early[1], now)
+
+    def on_ask(self, peer: PrefillPeer, ask: Ask, now: float) -> None:
+        """Prefill wants to compute the request next: queue it for memory."""
+        request = self._requests.get(ask.attempt)
+        if request is None:
+            if len(self._early_asks) < _MAX_EARLY_ASKS:
+                self._early_asks[ask.attempt] = (peer, ask, now)
+            return
+        if request.peer is not None or request.task.prefill_incarnation != peer.incarnation:
+            return
+        request.peer = peer
+        if ask.prompt_tokens != request.task.prompt_tokens:
+            text = f"prefill has {ask.prompt_tokens} prompt tokens, decode was told {request.task.prompt_tokens}"
+            self._fail(request, Fault.OURS, text, now)
+        else:
+            self._asked[request.attempt] = request
+
+    def on_landed(self, peer: PrefillPeer, landed: Landed, now: float) -> None:
+        """All of the request's state is said to be here: check that, and go on with it."""
+        request = self._requests.get(landed.attempt)
+        if request is None or request.peer is not peer or request.state is not DecodeState.RESERVED:
+            return
+        arrived = peer.landing.close_attempt(landed.attempt)
+        if not landed.intact or landed.incarnation != peer.incarnation:
+            self._fail(request, Fault.OURS, "the hand-off's record is damaged", now)
+        elif landed.prompt_tokens != request.task.prompt_tokens or arrived not in (None, landed.nbytes):
+            text = f"the hand-off is incomplete: {arrived} of {landed.nbytes} bytes, {landed.prompt_tokens} tokens"
+            self._fail(request, Fault.OURS, text, now)
+        else:
+            request.life.move(DecodeState.READY, now)
+            request.handoff.move(HandoffState.LANDED, now)
+            request.last_token, request.generated = landed.first_token, 1
+            self._ready[request.attempt] = request
+            self._handoffs += 1
+            self._handoff_bytes += landed.nbytes
+            self._inbox.send(peer.address, Taken(landed.attempt))
+
+    def on_quiet(self, peer: PrefillPeer, quiet: Quiet, now: float) -> None:
+        """Prefill will write nothing more for the attempt: free what was fenced, or end what it gave up."""
+        self._early_asks.pop(quiet.attempt, None)
+        if fenced := self._fenced.get(quiet.attempt):
+            if fenced.peer is peer:
+                self._unfence(fenced, now)
+            return
+        request = self._requests.get(quiet.attempt)
+        if request is None or request.peer is not peer:
+            return
+        if request.state is DecodeState.QUEUED:
+            self._forget(request, DecodeState.ABORTED, now)
+        elif request.state is DecodeState.RESERVED:
+            self._forget(request, DecodeState.ABORTED, now)
+            request.handoff.move(HandoffState.ABORTING, now)
+            peer.landing.close_attempt(request.attempt)
+            request.handoff.move(HandoffState.GONE, now)
+            self._release(request)
+
+    def on_cancel(self, cancel: Cancel, now: float) -> None:
+        """Nobody waits for the request any more."""
+        if request := self._requests.get(cancel.attempt):
+            self._end(request, DecodeState.ABORTED, "cancelled", now)
+
+    # Memory.
+
+    def _admit(self, now: float) -> None:
+        """Reserve for the asked, in order, as far as memory goes, and tell prefill where to write."""
+        if not self._asked:
+            return
+        stats = self._pools.stats()
+        free = Room(stats.rows.free, stats.pages.free, stats.slots.free)
+        slots = self._pools.slots_per_request
+        needs = [Room(1, self._pools.pages_for(item.needed_tokens), slots) for item in self._asked.values()]
+        for request in list(self._asked.values())[: admit(needs, free)]:
+            lease = self._pools.reserve(request.attempt, request.needed_tokens)
+            if isinstance(lease, Shortage):
+                raise RuntimeError(f"admitted {request.attempt}, but the pool {lease}")
+            self._reserve(request, lease, now)
+
+    def _reserve(self, request: DecodeRequest, lease: Lease, now: float) -> None:
+        peer = request.peer
+        if peer is None:
+            raise RuntimeError(f"{request.attempt} has memory, but nobody asked for it")
+        del self._asked[request.attempt]
+        request.lease = lease
+        request.life.move(DecodeState.RESERVED, now)
+        request.handoff.move(HandoffState.RESERVED, now)
+        self._served.storage.bind(lease.row, lease.pages, lease.slots)
+        peer.landing.open(request.attempt, LeasedMemory(self._layout, lease.pages, lease.slots))
+        self._inbox.send(peer.address, Reserved(request.attempt, lease.pages, lease.slots))
+
+    def _release(self, request: DecodeRequest) -> None:
+        """The lease of an ended request becomes free."""
+        freed = self._pools.release(request.held)
+        self._served.storage.wipe(freed.pages, freed.slots)
+
+    def _fence(self, request: DecodeRequest, peer: PrefillPeer, why: str, now: float) -> None:
+        """End a hand-off that prefill may be in the middle of: free the memory only when it cannot be written."""
+        request.handoff.move(HandoffState.ABORTING, now)
+        peer.landing.close_attempt(request.attempt)
+        self._inbox.send(peer.address, Abort(request.attempt, why))
+        if peer.landing.peer_writes:
+            self._pools.fence(request.held)
+            self._fenced[request.attempt] = request
+        else:
+            request.handoff.move(HandoffState.GONE, now)
+            self._release(request)
+
+    def _unfence(self, request: DecodeRequest, now: float) -> None:
+        del self._fenced[request.attempt]
+        request.handoff.move(HandoffState.GONE, now)
+        freed = self._pools.unfence(request.attempt)
+        self._served.storage.wipe(freed.pages, freed.slots)
+
+    # A step.
+
+    def _join(self, now: float) -> None:
+        """Let landed requests into the batch, at every step, as far as the cap on running requests allows."""
+        count = join(len(self._ready), len(self._running), self._served.plan.max_running_requests)
+        for attempt, request in list(self._ready.items())[:count]:
+            del self._ready[attempt]
+            self._running[attempt] = request
+            request.life.move(DecodeState.RUNNING, now)
+
+    def _step(self) -> bool:
+        """One token for each running request. True when there may be more to do at once."""
+        batch = list(self._running.values())
+        if not batch:
+            return False
+        work = [
+            Work(request.held.row, request.last_token, request.stored_tokens, request.task.sampling)
+            for request in batch
+        ]
+        try:
+            sampled = self._engine.step(work)
+        except Exception as error:  # one bad request must not take the worker down
+            log.exception("a decode step failed")
+            for request in batch:
+                self._fail(request, Fault.OURS, f"decode failed: {error}", time.monotonic())
+            return True
+        now = time.monotonic()
+        tokens: list[Token] = []
+        for request, token in zip(batch, sampled, strict=True):
+            index = request.generated
+            finish = request.task.sampling.finish(token.token_id, index)
+            tokens.append(Token(request.attempt, index, token.token_id, token.logprob, token.top, finish))
+            request.last_token, request.generated = token.token_id, index + 1
+            if finish is not None:
+                self._forget(request, DecodeState.DONE, now)
+                self._release(request)
+        self._tell(Tokens(self._config.name, self._incarnation, tuple(tokens)))
+        return True
+
+    def _tell(self, message: Message) -> None:
+        """To the gateway; one that has not read the last ten thousand messages has lost its requests."""
+        try:
+            self._gateway.send(message)
+        except LinkFull:
+            log.error("the gateway does not read; its requests are dropped")
+            self._drop_all()
+
+    # Ends.
+
+    def _fail(self, request: DecodeRequest, fault: Fault, text: str, now: float) -> None:
+        self._end(request, DecodeState.FAILED, text, now)
+        self._tell(Failed(request.attempt, fault, text))
+
+    def _end(self, request: DecodeRequest, state: DecodeState, why: str, now: float) -> None:
+        """End a request before its last token, and give up its memory as its state allows."""
+        reserved = request.state is DecodeState.RESERVED
+        self._forget(request, state, now)
+        if reserved and request.peer is not None:
+            self._fence(request, request.peer, why, now)
+        elif request.lease is not None:
+            self._release(request)
+
+    def _forget(self, request: DecodeRequest, state: DecodeState, now: float) -> None:
+        request.life.move(state, now)
+        for table in (self._requests, self._asked, self._ready, self._running):
+            table.pop(request.attempt, None)
+
+    def _drop_all(self) -> None:
+        """The gateway that sent these requests is gone."""
+        for request in list(self._requests.values()):
+            self._end(request, DecodeState.ABORTED, "the gateway has gone", time.monotonic())
+
+    def _sweep(self, now: float) -> None:
+        """Deadlines, asks whose task never came, and fences whose writer has died."""
+        self._next_sweep = now + _SWEEP_EVERY_S
+        for request in list(self._requests.values()):
+            if now > request.deadline:
+                text = f"the deadline passed while the request was {request.state.name.lower()} on decode"
+                self._fail(request, Fault.NO_ROOM, text, now)
+        for attempt, (_, _, came) in list(self._early_asks.items()):
+            if now - came > _EARLY_ASK_S:
+                del self._early_asks[attempt]
+        for request in list(self._fenced.values()):
+            if request.peer is not None and request.peer.is_gone():
+                self._unfence(request, now)
+
+    def _load(self) -> Load:
+        stats = self._pools.stats()
+        return Load(
+            worker=self._config.name,
+            incarnation=self._incarnation,
+            waiting=len(self._requests) - len(self._running),
+            running=len(self._running),
+            free_rows=stats.rows.free,
+            free_pages=stats.pages.free,
+            free_slots=stats.slots.free,
+            handoffs=self._handoffs,
+            handoff_bytes=self._handoff_bytes,
+        )
