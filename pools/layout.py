@@ -113,3 +113,12 @@ class PoolLayout:
     def slot_offset(self, slot: int) -> int:
         """Byte offset of slot record `slot`."""
         return self.num_pages * self.page.nbytes + slot * self.slot.nbytes
+
+
+def row_tables(*, num_rows: int, max_pages_per_request: int, slots_per_request: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the int32 tables that are indexed by row, by name: their first dimension is rows, never slots."""
+    return {
+        "page_table": (num_rows, max_pages_per_request),
+        "row_to_slot": (num_rows,),
+        "row_to_tracking_slots": (num_rows, max(slots_per_request - 1, 0)),
+    }

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pools.layout import Field, PoolLayout
+from pools.layout import Field, PoolLayout, row_tables
+from pools.plan import MemoryPlan
 from pools.spec import DType
 
 TORCH_DTYPE = {
@@ -26,7 +27,7 @@ class Storage:
     """A worker's state memory.
 
     `block` is a uint8 tensor of exactly `layout.nbytes` bytes (shared memory, device memory, or None to allocate on
-    the CPU). `max_pages_per_request` is the page table's width.
+    the CPU). `max_pages_per_request` is the page table's width; `slots_per_request` is 0 for a model without slots.
 
     With `poison`, memory that nobody holds is filled with NaN, so that a read of freed or never written state shows
     in the output instead of passing by luck.
@@ -49,11 +50,18 @@ class Storage:
         self.layout = layout
         self.block = block
         self.poison = poison
-        device = block.device
         # Indexed by row: (num_rows, …).
-        self.page_table = torch.zeros(num_rows, max_pages_per_request, dtype=torch.int32, device=device)
-        self.row_to_slot = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self.row_to_tracking_slots = torch.zeros(num_rows, slots_per_request - 1, dtype=torch.int32, device=device)
+        tables = {
+            name: torch.zeros(shape, dtype=torch.int32, device=block.device)
+            for name, shape in row_tables(
+                num_rows=num_rows,
+                max_pages_per_request=max_pages_per_request,
+                slots_per_request=slots_per_request,
+            ).items()
+        }
+        self.page_table = tables["page_table"]
+        self.row_to_slot = tables["row_to_slot"]
+        self.row_to_tracking_slots = tables["row_to_tracking_slots"]
         self._paged = {
             (field.layer, field.name): self._view(field, 0, layout.num_pages, layout.page.nbytes)
             for field in layout.page.fields
@@ -66,16 +74,30 @@ class Storage:
             for view in (*self._paged.values(), *self._slotted.values()):
                 view.fill_(torch.nan)
 
+    @classmethod
+    def from_plan(cls, plan: MemoryPlan, *, block: torch.Tensor | None = None, poison: bool = False) -> Storage:
+        """Exactly the memory that `plan` charged for: `nbytes` is its `block_bytes + table_bytes`."""
+        return cls(
+            plan.layout,
+            num_rows=plan.num_rows,
+            max_pages_per_request=plan.max_pages_per_request,
+            slots_per_request=plan.slots_per_request,
+            block=block,
+            poison=poison,
+        )
+
     def _view(self, field: Field, start: int, count: int, record_bytes: int) -> torch.Tensor:
         """Records `start…` as one tensor of shape `(count, *field.shape)`, strided over whole records."""
         itemsize = field.dtype.itemsize
         strides = [1]
         for extent in reversed(field.shape[1:]):
             strides.insert(0, strides[0] * extent)
-        return self.block.view(TORCH_DTYPE[field.dtype]).as_strided(
+        typed = self.block.view(TORCH_DTYPE[field.dtype])
+        return typed.as_strided(
             (count, *field.shape),
             (record_bytes // itemsize, *strides),
-            (start + field.offset) // itemsize,
+            # Counted from the start of the memory under the block, of which the block may be a later part.
+            typed.storage_offset() + (start + field.offset) // itemsize,
         )
 
     @property
