@@ -9,7 +9,6 @@ with the same pure functions, so that only what lies between the phases differs.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 import zmq

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.serving import ServingConfig
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """`chunk_size`: prompt tokens a step. `ask_ahead`: requests at the head of the queue that reserve on decode."""
+    """`chunk_size`: prompt tokens a step. `ask_ahead`: requests at the head of the queue that reserve on decode.
+
+    `transfer` is a back end's name, or `auto`.
+    """
 
     name: str
-    serving: ServingConfig
     gateway: str
     chunk_size: int
     ask_ahead: int

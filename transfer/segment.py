@@ -1,7 +1,7 @@
 """Memory that another process can map: anonymous where the system allows it, so that nothing is ever left behind.
 
 On Linux a segment is a memory file without a name; other processes of the same user open it through `/proc`. It goes
-when the last process that maps it ends, however it ends. Elsewhere it is a file in the run directory.
+when the last process that maps it ends, however it ends. Elsewhere it is a temporary file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,15 +49,14 @@ class Segment:
         self.reach = SegmentReach(path, status.st_dev, status.st_ino, nbytes)
 
     @classmethod
-    def create(cls, name: str, nbytes: int, run_directory: Path) -> Segment:
+    def create(cls, name: str, nbytes: int) -> Segment:
         """A new segment of zeros. Raises MediumUnusable when the system has no room for it."""
         try:
             if hasattr(os, "memfd_create"):
                 descriptor = os.memfd_create(f"tandem-{name}", os.MFD_CLOEXEC)
                 path = f"/proc/{os.getpid()}/fd/{descriptor}"
             else:
-                path = str(run_directory / f"{name}.pool")
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                descriptor, path = tempfile.mkstemp(prefix=f"tandem-{name}-")
             os.ftruncate(descriptor, max(nbytes, 1))
             return cls(descriptor, nbytes, path)
         except OSError as error:

@@ -38,7 +38,7 @@ class TcpLanding:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], block: np.ndarray, endpoint: str) -> None:
         self._block = block
-        self._socket = open_socket(context, zmq.ROUTER)
+        self._socket = open_socket(context, zmq.ROUTER, endpoint)
         self._socket.set(zmq.RCVHWM, 4 * WINDOW)
         self._socket.bind(endpoint)
         self._endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
@@ -113,7 +113,7 @@ class TcpChannel:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], source: np.ndarray, reach: str) -> None:
         self._reach = reach
-        self._socket = open_socket(context, zmq.DEALER)
+        self._socket = open_socket(context, zmq.DEALER, reach)
         self._socket.set(zmq.SNDHWM, 4 * WINDOW)
         self._socket.connect(reach)
         self._source = source.data

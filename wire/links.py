@@ -23,14 +23,14 @@ _RECEIVED_AT_ONCE = 1_000
 log = logging.getLogger(__name__)
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A bounded socket that never delays its process's end."""
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    """A bounded socket for `endpoint` (not yet bound or connected) that never delays its process's end."""
     socket = context.socket(kind)
     socket.set(zmq.SNDHWM, QUEUED_MESSAGES)
     socket.set(zmq.RCVHWM, QUEUED_MESSAGES)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.set(zmq.IPV6, 1)
+    socket.set(zmq.IPV6, int("[" in endpoint))
     return socket
 
 
@@ -39,7 +39,7 @@ class DialLink:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.endpoint = endpoint
-        self.socket = open_socket(context, zmq.DEALER)
+        self.socket = open_socket(context, zmq.DEALER, endpoint)
         self.socket.connect(endpoint)
 
     def send(self, message: Message) -> None:
@@ -69,7 +69,7 @@ class ListenLink:
     """A bound socket with any number of peers. `endpoint` may end in `:*`; `self.endpoint` is the real one."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket = open_socket(context, zmq.ROUTER)
+        self.socket = open_socket(context, zmq.ROUTER, endpoint)
         # Without it, messages to a peer that has gone vanish without a word.
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         self.socket.bind(endpoint)

@@ -48,7 +48,7 @@ class Loop:
         """Call `turn(now)` again and again; it returns for how many seconds nothing is due (0: go on at once)."""
         sleep_s = 0.0
         while not self._stopping:
-            self._poller.poll(1000 * min(sleep_s, _LONGEST_SLEEP_S))
+            self._poller.poll(int(1000 * min(sleep_s, _LONGEST_SLEEP_S)))
             with suppress(BlockingIOError):
                 self._wake_reader.recv(64)
             if not self._stopping:

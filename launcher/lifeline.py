@@ -1,0 +1,33 @@
+"""The child's end of the two pipes between the launcher and each process it starts.
+
+*Lifeline*: the launcher holds the write end of a pipe and never writes. When the launcher ends, however it ends, the
+read end in the child reports end of file, and the child leaves. *Ready*: the child writes one line when it can serve.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+_LAST_CHANCE_S = 3.0
+
+
+def follow(lifeline: int | None) -> None:
+    """Leave when the launcher does: first as on SIGTERM, and for certain a few seconds later."""
+    if lifeline is None:
+        return
+
+    def watch() -> None:
+        os.read(lifeline, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Timer(_LAST_CHANCE_S, os._exit, (1,)).start()
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def report_ready(descriptor: int | None, line: str) -> None:
+    """Tell the launcher that this process can serve."""
+    if descriptor is not None:
+        os.write(descriptor, f"{line}\n".encode())
+        os.close(descriptor)

@@ -1,0 +1,135 @@
+"""`tandem serve`: check everything that can be checked at once, then start one process for each part of the fleet."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from dataclasses import dataclass
+
+import click
+
+from launcher.errors import LaunchError
+from launcher.processes import ProcessSpec, Supervisor
+from launcher.run_directory import RunDirectory
+from launcher.settings import Settings
+from models.errors import ModelError
+from models.serving import ServingConfig, plan_worker
+from pools.errors import PlanRefused
+from pools.sizing import MemoryPlan, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many workers of which kind."""
+
+    prefill: int
+    decode: int
+    colocated: bool
+
+    @property
+    def phases(self) -> dict[str, Phase]:
+        """The workers' names and phases."""
+        if self.colocated:
+            return {"colocated-0": Phase.COLOCATED}
+        return {
+            **{f"prefill-{index}": Phase.PREFILL for index in range(self.prefill)},
+            **{f"decode-{index}": Phase.DECODE for index in range(self.decode)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Where the gateway listens, and its limits."""
+
+    host: str
+    port: int
+    request_timeout_s: float
+    max_queue: int
+
+
+def checked_plan(serving: ServingConfig, phase: Phase) -> MemoryPlan:
+    """One worker's plan; what the user can mend becomes one line."""
+    try:
+        return plan_worker(serving, phase)
+    except (ModelError, PlanRefused) as error:
+        raise LaunchError(str(error)) from error
+
+
+def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, chunk_size: int, transfer: str) -> None:
+    """Serve until a signal. Raises LaunchError when something is wrong with the model, the memory or the port."""
+    servings = {name: settings.serving(phase, len(fleet.phases)) for name, phase in fleet.phases.items()}
+    shown: set[Phase] = set()
+    for name, phase in fleet.phases.items():
+        plan = checked_plan(servings[name], phase)
+        for warning in plan.warnings if phase not in shown else ():
+            click.echo(f"warning: {phase.value}: {warning}", err=True)
+        shown.add(phase)
+    _check_port(http)
+    with RunDirectory() as run:
+        control = run.socket("gateway")
+        specs = [
+            ProcessSpec("gateway", _gateway_arguments(settings, http, control)),
+            *(
+                ProcessSpec(name, _worker_arguments(settings, name, phase, servings[name], run, chunk_size, transfer))
+                for name, phase in fleet.phases.items()
+            ),
+        ]
+        click.echo(f"starting {', '.join(spec.name for spec in specs)} …")
+        Supervisor(specs).run(lambda lines: _announce(lines, settings))
+
+
+def _check_port(http: HttpOptions) -> None:
+    """Say that a port is taken before minutes are spent on loading."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot listen on {http.host}:{http.port}: {error.strerror or error}; choose another --port or --host"
+        ) from error
+
+
+def _gateway_arguments(settings: Settings, http: HttpOptions, control: str) -> tuple[str, ...]:
+    name = ("--served-model-name", settings.served_model_name) if settings.served_model_name else ()
+    return (
+        "gateway", str(settings.model_path()), "--control", control, *name, "--host", http.host,
+        "--port", str(http.port), "--request-timeout", str(http.request_timeout_s),
+        "--max-queue", str(http.max_queue),
+    )  # fmt: skip
+
+
+def _worker_arguments(
+    settings: Settings,
+    name: str,
+    phase: Phase,
+    serving: ServingConfig,
+    run: RunDirectory,
+    chunk_size: int,
+    transfer: str,
+) -> tuple[str, ...]:
+    own: tuple[str, ...] = ()
+    if phase is not Phase.DECODE:
+        own += ("--chunk-size", str(chunk_size))
+    if phase is not Phase.COLOCATED:
+        own += ("--transfer", transfer)
+    if phase is Phase.DECODE:
+        own += ("--peers", run.socket(f"{name}.peers"))
+    return (
+        phase.value, str(serving.model_path), "--gateway", run.socket("gateway"), "--name", name,
+        *settings.arguments(serving), *own,
+    )  # fmt: skip
+
+
+def _announce(lines: dict[str, str], settings: Settings) -> None:
+    """The address, and a request to copy."""
+    url = lines.pop("gateway")
+    for name, line in lines.items():
+        click.echo(f"{name}: {line}")
+    model = settings.served_model_name or settings.model_path().name
+    body = (
+        f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Once upon a time"}}], "max_tokens": 40}}'
+    )
+    click.echo(f"\nTandem serves {model} on {url}\n")
+    click.echo(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n")

@@ -1,0 +1,102 @@
+"""From a checkpoint folder and a few choices to a memory plan, and from the plan to a model that can run.
+
+Planning needs no torch and no weights; `load` allocates exactly what the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.checkpoint import Checkpoint
+from pools.sizing import MemoryPlan, Phase, SizingRequest, plan_memory
+from pools.spec import DType
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.runner import Runner
+    from pools.storage import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """What to serve, how its numbers are kept, and how large the pools shall be.
+
+    Sizes are those of `pools.sizing.SizingRequest`; `max_context_tokens` None is the model's own limit. `threads`:
+    CPU threads of one worker. `poison`: fill free memory with NaN.
+    """
+
+    model_path: Path
+    served_model_name: str
+    dtype: DType
+    page_size: int
+    max_running_requests: int
+    pre_alloc_size: int
+    mamba_size: int | None
+    max_context_tokens: int | None
+    memory_bytes: int
+    reserve_bytes: int
+    threads: int = 1
+    poison: bool = False
+
+
+def plan_worker(config: ServingConfig, phase: Phase) -> MemoryPlan:
+    """The memory of one worker. Raises CheckpointError and PlanRefused. Reads headers only."""
+    checkpoint = Checkpoint.open(config.model_path)
+    limit = checkpoint.architecture.max_context_tokens
+    return plan_memory(
+        SizingRequest(
+            phase=phase,
+            spec=checkpoint.architecture.state_spec(config.dtype),
+            max_context_tokens=min(limit, config.max_context_tokens or limit),
+            memory_bytes=config.memory_bytes,
+            weights_bytes=checkpoint.weight_bytes(config.dtype),
+            reserve_bytes=config.reserve_bytes,
+            page_size=config.page_size,
+            max_running_requests=config.max_running_requests,
+            pre_alloc_size=config.pre_alloc_size,
+            mamba_size=config.mamba_size,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A loaded model on its pools. `fingerprint` names weights, config and tokenizer."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    plan: MemoryPlan
+    storage: Storage
+    runner: Runner
+
+
+def load(config: ServingConfig, phase: Phase, make_block: Callable[[int], torch.Tensor] | None = None) -> Served:
+    """Load the weights and allocate the planned pools.
+
+    `make_block` provides the pool memory, uint8 of the given number of bytes, where it must be of a special kind.
+    Raises CheckpointError and PlanRefused.
+    """
+    import torch
+
+    from models.runner import Runner
+    from models.weights import load_decoder
+    from pools.storage import Storage
+
+    torch.set_num_threads(config.threads)
+    plan = plan_worker(config, phase)
+    checkpoint = Checkpoint.open(config.model_path)
+    block = make_block(plan.block_bytes) if make_block else None
+    storage = Storage.from_plan(plan, block=block, poison=config.poison)
+    return Served(
+        name=config.served_model_name,
+        fingerprint=checkpoint.fingerprint(),
+        vocab_size=checkpoint.architecture.vocab_size,
+        plan=plan,
+        storage=storage,
+        runner=Runner(load_decoder(checkpoint, config.dtype), storage),
+    )

@@ -1,0 +1,142 @@
+"""Which bytes move: destination bytes equal the source's, each token written once, nothing outside the lease."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pools.layout import PoolLayout
+from pools.spec import DType, PagedGroup, Segment, SlotGroup, StateSpec, TensorSpec
+from transfer.errors import OutOfLease
+from transfer.plan import LeasedMemory, Range, merge, plan_slots, plan_tokens
+
+
+def hybrid_spec(layers: int, kv_heads: int, head_dim: int, dtype: DType, slots: bool) -> StateSpec:
+    kv = tuple(TensorSpec(name, (kv_heads, head_dim), dtype, 0, (Segment("heads", kv_heads),)) for name in ("k", "v"))
+    paged = PagedGroup("attention", tuple(range(0, 2 * layers, 2)), kv)
+    conv = TensorSpec("conv", (6, 3), dtype, 0, (Segment("q", 2), Segment("k", 2), Segment("v", 2)))
+    recurrent = TensorSpec("recurrent", (2, 4, 5), DType.FLOAT32, 0, (Segment("heads", 2),))
+    odd = tuple(range(1, 2 * layers, 2))
+    return StateSpec((paged,), (SlotGroup("delta", odd, (conv, recurrent)),) if slots else ())
+
+
+specs = st.builds(
+    hybrid_spec,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.sampled_from([DType.FLOAT32, DType.BFLOAT16]),
+    st.booleans(),
+)
+
+
+@st.composite
+def handoffs(draw: st.DrawFn) -> tuple[PoolLayout, PoolLayout, list[int], list[int], list[int]]:
+    """Source and target layouts, their pages, and the token counts after each chunk."""
+    spec = draw(specs)
+    page_sizes = st.sampled_from([1, 2, 3, 4, 8])
+    sizes = draw(st.tuples(page_sizes, page_sizes))
+    tokens = draw(st.integers(1, 40))
+    layouts, pages = [], []
+    for size in sizes:
+        needed = -(-tokens // size)
+        count = needed + draw(st.integers(0, 5))
+        layouts.append(PoolLayout.of(spec, page_size=size, num_pages=count, num_slots=3))
+        pages.append(draw(st.permutations(range(count)))[:needed])
+    chunk = draw(st.integers(1, 17))
+    stops = [*range(chunk, tokens, chunk), tokens]
+    return layouts[0], layouts[1], pages[0], pages[1], stops
+
+
+def token_bytes(block: np.ndarray, layout: PoolLayout, pages: list[int], token: int) -> bytes:
+    """All of one token's state, read field by field: the oracle knows nothing of ranges."""
+    page, at = divmod(token, layout.page_size)
+    parts = []
+    for field in layout.page.fields:
+        size = field.nbytes // layout.page_size
+        start = layout.page_offset(pages[page]) + field.offset + at * size
+        parts.append(block[start : start + size].tobytes())
+    return b"".join(parts)
+
+
+@given(handoffs(), st.randoms(use_true_random=False))
+def test_chunk_by_chunk_every_token_arrives(
+    case: tuple[PoolLayout, PoolLayout, list[int], list[int], list[int]], random: object
+) -> None:
+    source, target, source_pages, target_pages, stops = case
+    generator = np.random.default_rng(7)
+    here = generator.integers(0, 256, source.nbytes, dtype=np.uint8)
+    there = generator.integers(0, 256, target.nbytes, dtype=np.uint8)
+    before = there.copy()
+    lease = LeasedMemory(target, target_pages, [1] if target.slot.nbytes else [])
+    written = np.zeros(target.nbytes, dtype=np.int64)
+    sent = 0
+    ranges: list[Range] = []
+    for stop in stops:
+        at_end = stop == stops[-1]
+        upto = stop if at_end else stop - stop % source.page_size
+        ranges += plan_tokens(source, target, source_pages, target_pages, sent, upto)
+        sent = upto
+    ranges += plan_slots(source, target, [2], [1])
+    for item in ranges:
+        lease.check(item.target, item.nbytes)
+        assert item.source >= 0
+        assert item.source + item.nbytes <= source.nbytes
+        there[item.target : item.target + item.nbytes] = here[item.source : item.source + item.nbytes]
+        written[item.target : item.target + item.nbytes] += 1
+    assert written.max(initial=0) <= 1
+    for token in range(stops[-1]):
+        assert token_bytes(there, target, target_pages, token) == token_bytes(here, source, source_pages, token)
+    size = source.slot.nbytes
+    assert (
+        there[target.slot_offset(1) : target.slot_offset(1) + size]
+        == here[source.slot_offset(2) : source.slot_offset(2) + size]
+    ).all()
+    untouched = written == 0
+    assert (there[untouched] == before[untouched]).all()
+
+
+@given(handoffs())
+def test_pages_that_do_not_hold_the_tokens_are_refused(
+    case: tuple[PoolLayout, PoolLayout, list[int], list[int], list[int]],
+) -> None:
+    source, target, source_pages, target_pages, _ = case
+    with pytest.raises(OutOfLease):
+        plan_tokens(source, target, source_pages, target_pages, 0, len(target_pages) * target.page_size + 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 4)), max_size=12).map(
+        lambda items: [Range(*item) for item in items]
+    )
+)
+def test_merging_moves_the_same_bytes(ranges: list[Range]) -> None:
+    def pairs(items: list[Range]) -> list[tuple[int, int]]:
+        return [(item.source + i, item.target + i) for item in items for i in range(item.nbytes)]
+
+    merged = merge(ranges)
+    assert pairs(merged) == pairs(ranges)
+    assert len(merged) <= len(ranges)
+
+
+@given(
+    st.lists(st.integers(0, 9), unique=True, min_size=1, max_size=5),
+    st.integers(-50, 2000),
+    st.integers(-1, 600),
+)
+def test_a_lease_is_exactly_its_records(pages: list[int], offset: int, nbytes: int) -> None:
+    layout = PoolLayout.of(hybrid_spec(1, 1, 4, DType.FLOAT32, True), page_size=2, num_pages=10, num_slots=2)
+    lease = LeasedMemory(layout, pages, [1])
+    mine = {
+        byte
+        for page in pages
+        for byte in range(layout.page_offset(page), layout.page_offset(page) + layout.page.nbytes)
+    } | set(range(layout.slot_offset(1), layout.slot_offset(1) + layout.slot.nbytes))
+    allowed = nbytes > 0 and all(byte in mine for byte in range(offset, offset + nbytes))
+    if allowed:
+        lease.check(offset, nbytes)
+    else:
+        with pytest.raises(OutOfLease):
+            lease.check(offset, nbytes)
