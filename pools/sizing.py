@@ -20,10 +20,24 @@ from math import prod
 
 from pools.errors import PlanRefused
 from pools.layout import PoolLayout, aligned, page_layout, row_tables, slot_layout
-from pools.plan import MemoryPlan, Phase, PlannedTensor, SizingRequest
+from pools.plan import (
+    DEFAULT_MAX_RUNNING_REQUESTS,
+    DEFAULT_PAGE_SIZE,
+    DEFAULT_PRE_ALLOC_SIZE,
+    DEFAULT_RESERVE_BYTES,
+    MemoryPlan,
+    Phase,
+    PlannedTensor,
+    SizingRequest,
+)
 from pools.spec import DType, PagedGroup, SlotGroup, TensorSpec
 
+# The one module to plan with; `pools.plan` is for those who only read a plan.
 __all__ = [
+    "DEFAULT_MAX_RUNNING_REQUESTS",
+    "DEFAULT_PAGE_SIZE",
+    "DEFAULT_PRE_ALLOC_SIZE",
+    "DEFAULT_RESERVE_BYTES",
     "MIN_TOKENS_PER_REQUEST",
     "MemoryPlan",
     "Phase",

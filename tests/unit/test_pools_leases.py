@@ -86,7 +86,9 @@ def test_reserve_takes_nothing_when_one_pool_lacks(pools: Pools) -> None:
 
 
 def test_request_that_never_fits_is_refused_not_made_to_wait() -> None:
-    with pytest.raises(RequestTooLong, match=r"25 tokens need 7 pages of 4, and one request can have 6 \(24 tokens\)"):
+    with pytest.raises(
+        RequestTooLong, match=r"25 tokens need 7 pages of 4, and one request can have 6 \(24 tokens\)"
+    ):
         make_pools().reserve("a", 25)
     with pytest.raises(RequestTooLong, match="can have 2"):
         make_pools(num_pages=2).reserve("a", 12)
