@@ -1,0 +1,127 @@
+"""Serving records: which workers to ask, when to tell them to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from gateway.errors import BadRequest, NoRoom
+from gateway.journal import Journal, Record
+from gateway.members import Member, Members
+from gateway.router import Pair, choose, pairs, why_unready
+from gateway.streams import Inbox, Streams
+from wire.messages import Cancel, DecodeTask, Incarnation, Message, PrefillTask, Token
+
+Send = Callable[[Member, Message], bool]
+
+
+class Attempts:
+    """Starts and ends attempts: in the journal, in the streams and at the workers."""
+
+    def __init__(self, members: Members, journal: Journal, streams: Streams, send: Send) -> None:
+        self._members = members
+        self._journal = journal
+        self._streams = streams
+        self._send = send
+        self._closing: NoRoom | None = None
+
+    def close(self) -> None:
+        """End all that is open and begin nothing more."""
+        self._closing = NoRoom("the gateway is stopping; try again later")
+        self._streams.fail_all(self._closing)
+
+    def max_tokens(self, prompt: int, max_context: int | None, wanted: int | None) -> int:
+        """How many tokens may answer a prompt of so many; `wanted` None is as many as fit.
+
+        Raises NoRoom when nobody is ready, and BadRequest when prompt and answer are too long for the model or for
+        every ready pair.
+        """
+        ready = self._ready()
+        total = prompt + (wanted or 1)
+        longest_prompt = max(pair.max_prompt for pair in ready)
+        longest = max((pair.max_total for pair in ready if prompt <= pair.max_prompt), default=0)
+        if max_context is not None and total > max_context:
+            raise _too_long(prompt, wanted, "the model's context", max_context)
+        if prompt > longest_prompt:
+            raise _too_long(prompt, wanted, "the longest prompt that a prefill worker can hold", longest_prompt)
+        if total > longest:
+            raise _too_long(prompt, wanted, "what a decode worker can hold", longest)
+        return wanted or min(longest, max_context or longest) - prompt
+
+    def open(self, record: Record, inbox: Inbox) -> None:
+        """Enter a record and start its first attempt. Raises QueueFull or NoRoom."""
+        self._journal.open(record)
+        self.start(record, inbox)
+
+    def start(self, record: Record, inbox: Inbox) -> None:
+        """Start the record's next attempt with the best pair there is now. Raises NoRoom when there is none."""
+        total = len(record.prompt) + record.sampling.max_tokens
+        pair = choose(self._ready(), len(record.prompt), total, self._journal.open_requests)
+        if pair is None:
+            raise NoRoom("the workers that could hold this request have left; try again")
+        self._journal.assign(record, pair)
+        self._streams.open(record, inbox)
+        for worker, task in _tasks(record, pair):
+            if not self._send(worker, task):
+                raise NoRoom(f"{worker.hello.role.value} worker {worker.name!r} does not take requests; try again")
+
+    def note(self, record: Record, tokens: Sequence[Token]) -> None:
+        """These tokens of the record go to its client."""
+        self._journal.write(record, tokens)
+
+    def end(self, record: Record) -> None:
+        """Nobody waits for the record any more. Workers that may still be at work are told. May be called again."""
+        if not self._journal.close(record):
+            return
+        self._streams.close(record.attempt)
+        if record.pair is None:
+            return
+        # What ended by itself needs no cancel, save that the first token comes from prefill: decode has not seen it.
+        at_work = {None: record.pair.workers, 0: record.pair.workers[1:]}.get(record.finished_at, ())
+        for worker in at_work:
+            self._send(worker, Cancel(record.attempt))
+
+    def _ready(self) -> list[Pair]:
+        if self._closing is not None:
+            raise self._closing
+        ready = pairs(self._members)
+        if not ready:
+            raise NoRoom(f"nobody can serve requests yet: {why_unready(self._members)}", code="not_ready")
+        return ready
+
+
+def _too_long(prompt: int, wanted: int | None, what: str, limit: int) -> BadRequest:
+    answer = "" if wanted is None else f" and up to {wanted} for the answer (max_tokens)"
+    remedy = "shorten the prompt" if prompt >= limit else "lower max_tokens or shorten the prompt"
+    return BadRequest(
+        f"the prompt has {prompt} tokens{answer}: more than {what}, {limit} tokens; {remedy}",
+        param="max_tokens" if prompt < limit else None,
+        code="context_length_exceeded",
+    )
+
+
+def _tasks(record: Record, pair: Pair) -> list[tuple[Member, Message]]:
+    """What to send to whom for the record's latest attempt."""
+    left = record.deadline - time.monotonic()
+    prefill, decode = pair.prefill, pair.decode
+    first = PrefillTask(
+        attempt=record.attempt,
+        token_ids=record.prompt,
+        sampling=record.sampling,
+        deadline_s=left,
+        decode_worker=decode.name if decode else "",
+        decode_incarnation=decode.incarnation if decode else Incarnation(""),
+        decode_endpoint=decode.hello.peer_endpoint if decode else "",
+    )
+    if decode is None:
+        return [(prefill, first)]
+    second = DecodeTask(
+        attempt=record.attempt,
+        prompt_tokens=len(record.prompt),
+        sampling=record.sampling,
+        deadline_s=left,
+        prefill_worker=prefill.name,
+        prefill_incarnation=prefill.incarnation,
+    )
+    # Decode first: it should know the attempt when prefill asks for memory.
+    return [(decode, second), (prefill, first)]

@@ -1,0 +1,26 @@
+"""What a gateway is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """`model_path` is a folder with tokenizer.json and config.json; no weights are read.
+
+    `control_endpoint` is where workers dial in (`ipc://…` or `tcp://…`). Port 0 picks a free one. `max_queue` bounds
+    the requests that are open at once, each prompt of a batch counted.
+    """
+
+    model_path: Path
+    served_model_name: str
+    control_endpoint: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    heartbeat_s: float = 1.0
+    request_timeout_s: float = 600.0
+    max_queue: int = 1024
+    max_body_bytes: int = 16 << 20
+    stop_within_s: int = 2

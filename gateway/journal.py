@@ -1,0 +1,103 @@
+"""What is open: one record for each prompt being answered, enough to start its next attempt from.
+
+The journal also counts how many attempts each worker holds; routing asks for that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.errors import QueueFull
+from gateway.members import Member
+from gateway.router import Pair
+from wire.messages import AttemptId, Sampling, Token
+
+
+@dataclass(slots=True)
+class Record:
+    """A prompt, the answer's tokens so far, and who works on it.
+
+    `index`: the prompt's place in the HTTP request. `deadline`: seconds, monotonic. `holders`: the workers that still
+    have a part of the attempt to do. `finished_at`: the index of the token that ended the answer.
+    """
+
+    response_id: str
+    index: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    deadline: float
+    tokens: list[int] = field(default_factory=list)
+    attempts: int = 0
+    pair: Pair | None = None
+    holders: set[str] = field(default_factory=set)
+    finished_at: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Unique over all requests."""
+        return f"{self.response_id}-{self.index}"
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The id of the latest attempt."""
+        return AttemptId(f"{self.request_id}/{self.attempts}")
+
+
+class Journal:
+    """The open records by request id, at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._records: dict[str, Record] = {}
+        self._open: Counter[str] = Counter()
+
+    @property
+    def open_requests(self) -> Mapping[str, int]:
+        """How many attempts each worker holds, by its name."""
+        return self._open
+
+    def open(self, record: Record) -> None:
+        """Enter a record. Raises QueueFull at the limit."""
+        if len(self._records) >= self._limit:
+            raise QueueFull(f"{self._limit} requests are open, which is the limit (max_queue); try again later")
+        self._records[record.request_id] = record
+
+    def assign(self, record: Record, pair: Pair) -> None:
+        """Begin the record's next attempt, with this pair."""
+        self._release(record, *record.holders)
+        record.attempts += 1
+        record.pair = pair
+        record.holders = {worker.name for worker in pair.workers}
+        self._open.update(record.holders)
+
+    def write(self, record: Record, tokens: Sequence[Token]) -> None:
+        """Note tokens that go to the client."""
+        if record.pair is not None and record.pair.decode is not None:
+            self._release(record, record.pair.prefill.name)  # its part is done with the first token
+        record.tokens.extend(token.token_id for token in tokens)
+        if tokens[-1].finish is not None:
+            record.finished_at = tokens[-1].index
+
+    def close(self, record: Record) -> bool:
+        """Strike a record out. False when it was not open."""
+        if self._records.pop(record.request_id, None) is None:
+            return False
+        self._release(record, *record.holders)
+        return True
+
+    def held_by(self, worker: Member) -> list[Record]:
+        """The records whose attempt needs this incarnation of a worker."""
+        return [
+            record
+            for record in self._records.values()
+            if record.pair is not None
+            and any((w.name, w.incarnation) == (worker.name, worker.incarnation) for w in record.pair.workers)
+        ]
+
+    def _release(self, record: Record, *workers: str) -> None:
+        for worker in workers:
+            if worker in record.holders:
+                record.holders.discard(worker)
+                self._open[worker] -= 1
