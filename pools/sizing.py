@@ -203,14 +203,14 @@ def _check(request: SizingRequest) -> None:
     """Refuse sizes that no budget could make work."""
     for name, value, least in (
         ("--page-size", request.page_size, 1),
-        ("--max-context-tokens", request.max_context_tokens, 1),
+        ("--max-context", request.max_context_tokens, 1),
         ("--max-running-requests", request.max_running_requests, 1),
         ("--pre-alloc-size", request.pre_alloc_size, 0),
-        ("--tracking-slots", request.tracking_slots, 0),
+        ("the number of tracking slots", request.tracking_slots, 0),
         ("--mamba-size", request.mamba_size or 0, 0),
-        ("the memory budget", request.memory_bytes, 0),
-        ("the weights' size", request.weights_bytes, 0),
-        ("the reserve", request.reserve_bytes, 0),
+        ("--memory", request.memory_bytes, 0),
+        ("the size of the weights", request.weights_bytes, 0),
+        ("--reserve", request.reserve_bytes, 0),
     ):
         if value < least:
             raise PlanRefused(f"{name} must be at least {least}, not {value}")
@@ -232,7 +232,7 @@ def _refusal(request: SizingRequest) -> str:
         f"the memory budget of {_exactly(request.memory_bytes)} does not hold one request, which needs "
         f"{_exactly(needed)}: weights {request.weights_bytes} + reserve {request.reserve_bytes} + "
         f"slots and tables {fixed} + pages for {tokens} tokens {pool - fixed}. Give at least "
-        f"{needed - request.memory_bytes} bytes more, or a smaller reserve, page size, context or model"
+        f"{needed - request.memory_bytes} bytes more (--memory), or a smaller --reserve, --page-size or model"
     )
 
 

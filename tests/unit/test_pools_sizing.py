@@ -159,14 +159,14 @@ def test_budget_below_one_request_is_refused_with_the_numbers() -> None:
     ("flag", "wrong"),
     [
         ("--page-size", {"page_size": 0}),
-        ("--max-context-tokens", {"max_context_tokens": 0}),
+        ("--max-context", {"max_context_tokens": 0}),
         ("--max-running-requests", {"max_running_requests": 0}),
         ("--pre-alloc-size", {"pre_alloc_size": -1}),
-        ("--tracking-slots", {"tracking_slots": -1}),
+        ("the number of tracking slots", {"tracking_slots": -1}),
         ("--mamba-size", {"mamba_size": -1}),
-        ("the memory budget", {"memory_bytes": -1}),
-        ("the weights' size", {"weights_bytes": -1}),
-        ("the reserve", {"reserve_bytes": -1}),
+        ("--memory", {"memory_bytes": -1}),
+        ("the size of the weights", {"weights_bytes": -1}),
+        ("--reserve", {"reserve_bytes": -1}),
     ],
 )
 def test_impossible_numbers_are_refused_by_name(flag: str, wrong: dict[str, Any]) -> None:
