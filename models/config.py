@@ -1,0 +1,80 @@
+"""config.json, read field by field, with transformers' defaults for what the file leaves out.
+
+A field that is absent or null takes the default. A value that is not implemented is an error that names field and
+value: a setting is never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.errors import ConfigError
+
+
+class Config:
+    """The fields of one config.json, or of one of its sections."""
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def read(self, name: str, default: object) -> object:
+        """The field as it stands, or `default` where it is absent or null."""
+        value = self._fields.get(name)
+        return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._fields.get(name) is not None
+
+    def integer(self, name: str, default: int, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`."""
+        value = self.read(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number."""
+        value = self.read(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} is {value!r}; it must be a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.read(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}; it must be true or false")
+        return value
+
+    def one_of(self, name: str, default: object, *implemented: object) -> object:
+        """A value out of a list; anything else is refused."""
+        value = self.read(name, default)
+        if value not in implemented:
+            raise ConfigError(f"{name} is {value!r}; implemented: {', '.join(map(repr, implemented))}")
+        return value
+
+    def strings(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of strings."""
+        value = self.read(name, default)
+        if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
+            raise ConfigError(f"{name} is {value!r}; it must be a list of strings")
+        return tuple(value)
+
+    def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        value = self.read(name, default)
+        if not isinstance(value, list | tuple) or not all(type(entry) is int for entry in value):
+            raise ConfigError(f"{name} is {value!r}; it must be a list of whole numbers")
+        return tuple(value)
+
+    def section(self, name: str) -> Config:
+        """The nested object `name`; empty when absent."""
+        value = self.read(name, {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} is {value!r}; it must be an object")
+        return Config(value)
+
+    def names(self) -> frozenset[str]:
+        """The fields that are there and not null."""
+        return frozenset(name for name in self._fields if self.has(name))

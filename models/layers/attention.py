@@ -1,0 +1,100 @@
+"""Grouped-query attention over paged K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from models.architecture import Attention
+from models.batch import Batch
+from models.layers.norms import RmsNorm
+from models.layers.rotary import Rotation, rotate
+
+
+class AttentionLayer(nn.Module):
+    """Projections around `attend_one` and `attend_many`. State: `k` and `v`, (pages, page_size, kv_heads, head_dim)."""
+
+    def __init__(self, attention: Attention, hidden_size: int) -> None:
+        super().__init__()
+        self.attention = attention
+        head_dim, queries, keys = attention.head_dim, attention.heads, attention.kv_heads
+        self.widths = [queries * head_dim * (2 if attention.output_gate else 1), keys * head_dim, keys * head_dim]
+        self.qkv = nn.Linear(hidden_size, sum(self.widths), bias=attention.bias)
+        self.out = nn.Linear(queries * head_dim, hidden_size, bias=attention.bias)
+        if attention.qk_norm:
+            self.q_norm = RmsNorm(head_dim, attention.qk_norm)
+            self.k_norm = RmsNorm(head_dim, attention.qk_norm)
+
+    def forward(
+        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotation: Rotation | None
+    ) -> torch.Tensor:
+        """(T, hidden) to (T, hidden); writes this step's k and v into their pages."""
+        attention = self.attention
+        q, k, v = (part.unflatten(-1, (-1, attention.head_dim)) for part in self.qkv(x).split(self.widths, dim=-1))
+        gate = None
+        if attention.output_gate:
+            q, gate = q.unflatten(1, (attention.heads, 2)).unbind(2)
+        if attention.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        state["k"][batch.write_pages, batch.write_offsets] = k
+        state["v"][batch.write_pages, batch.write_offsets] = v
+
+        outputs = []
+        if ones := batch.ones.count:
+            keys, values = state["k"][batch.ones.pages].flatten(1, 2), state["v"][batch.ones.pages].flatten(1, 2)
+            outputs.append(attend_one(q[:ones], keys, values, batch.ones.unwritten, attention.scale))
+        for chunk in batch.longer:
+            context = chunk.start + chunk.end - chunk.begin
+            keys, values = (state[name][chunk.pages].flatten(0, 1)[:context] for name in ("k", "v"))
+            outputs.append(attend_many(q[chunk.begin : chunk.end], keys, values, attention.scale))
+        y = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        if gate is not None:
+            y = y * torch.sigmoid(gate)
+        return self.out(y.flatten(1))
+
+
+def attend_one(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, unwritten: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """One query for each of B contexts.
+
+    q: (B, heads, d); keys, values: (B, L, kv_heads, d), changed in place; unwritten: (B, L) bool, positions that hold
+    no token: any bytes, NaN too. Returns (B, heads, d).
+    """
+    batch, _, kv_heads, _ = keys.shape
+    # Weights of unwritten positions are 0, but 0 × NaN is NaN: the values have to go as well.
+    values.masked_fill_(unwritten[:, :, None, None], 0)
+    grouped = q.reshape(batch, kv_heads, -1, q.shape[-1])
+    scores = (grouped @ keys.permute(0, 2, 3, 1)).float() * scale
+    scores.masked_fill_(unwritten[:, None, None, :], -torch.inf)
+    weights = scores.softmax(-1).to(values.dtype)
+    return (weights @ values.transpose(1, 2)).reshape(q.shape)
+
+
+def attend_many(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """The last T positions of one context attend to it, each to itself and what came before.
+
+    q: (T, heads, d); keys, values: (L, kv_heads, d). Returns (T, heads, d).
+    """
+    tokens, context = len(q), len(keys)
+    allowed = torch.ones(tokens, context, dtype=torch.bool, device=q.device).tril(context - tokens)
+    q, keys, values = (part.transpose(0, 1)[None] for part in (q, keys, values))
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=allowed, scale=scale, enable_gqa=True)
+    return y[0].transpose(0, 1)
+
+
+def attention_reference(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """As `attend_many`, token by token and head by head, straight from the definition."""
+    output = torch.empty_like(q)
+    group = q.shape[1] // keys.shape[1]
+    for token in range(len(q)):
+        context = len(keys) - len(q) + token + 1
+        for head in range(q.shape[1]):
+            scores = keys[:context, head // group] @ q[token, head] * scale
+            output[token, head] = scores.softmax(0) @ values[:context, head // group]
+    return output

@@ -1,0 +1,17 @@
+"""Which family implements which `model_type`."""
+
+from __future__ import annotations
+
+from models.errors import UnknownModelError
+from models.families.family import Family
+from models.families.llama import LLAMA
+
+FAMILIES = {family.model_type: family for family in (LLAMA,)}
+
+
+def find_family(model_type: object) -> Family:
+    """The family of config.json's `model_type`. Raises UnknownModelError, which lists those implemented."""
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise UnknownModelError(f"model_type is {model_type!r}; implemented: {', '.join(sorted(FAMILIES))}")
+    return family
