@@ -81,7 +81,7 @@ class ColocatedWorker:
         self._config = config
         self._served = served
         self._incarnation = incarnation
-        self._pools = Pools.from_plan(served.plan)
+        self.pools = Pools.from_plan(served.plan)
         self._prefill = PrefillEngine(served.runner, served.storage)
         self._decode = DecodeEngine(served.runner)
         self._requests: dict[AttemptId, _Request] = {}
@@ -106,10 +106,18 @@ class ColocatedWorker:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        self._loop.run(self._turn)
+        self._loop.run(self.turn)
+        self.close()
+
+    def close(self) -> None:
+        """Close the link."""
         self._gateway.close()
 
-    def _turn(self, now: float) -> float:
+    def turn(self, now: float) -> float:
+        """Everything that is due at `now`: messages, deadlines, admission, a chunk and a decode step.
+
+        Returns the seconds until the next turn is due if nothing comes in; 0 when there is more to do at once.
+        """
         for message in self._gateway.receive(now):
             match message:
                 case PrefillTask():
@@ -133,7 +141,7 @@ class ColocatedWorker:
             self._tell(Failed(task.attempt, Fault.REQUEST, text))
             return
         try:
-            self._pools.pages_for(request.needed_tokens if task.token_ids else 0)
+            self.pools.pages_for(request.needed_tokens if task.token_ids else 0)
         except (RequestTooLong, ValueError) as error:
             self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
             return
@@ -143,7 +151,7 @@ class ColocatedWorker:
         """Give memory for prompt and answer to the waiting, in order, as long as there is some."""
         for request in self._requests.values():
             if request.lease is None:
-                lease = self._pools.reserve(request.task.attempt, request.needed_tokens)
+                lease = self.pools.reserve(request.task.attempt, request.needed_tokens)
                 if isinstance(lease, Shortage):
                     return
                 request.lease = lease
@@ -219,7 +227,7 @@ class ColocatedWorker:
     def _end(self, attempt: AttemptId) -> None:
         request = self._requests.pop(attempt, None)
         if request is not None and request.lease is not None:
-            freed = self._pools.release(request.lease)
+            freed = self.pools.release(request.lease)
             self._served.storage.wipe(freed.pages, freed.slots)
 
     def _drop_all(self) -> None:
@@ -235,7 +243,7 @@ class ColocatedWorker:
                 self._tell(Failed(attempt, Fault.NO_ROOM, "the deadline passed before the answer was complete"))
 
     def _load(self) -> Load:
-        stats = self._pools.stats()
+        stats = self.pools.stats()
         running = sum(item.lease is not None for item in self._requests.values())
         return Load(
             worker=self._config.name,

@@ -74,7 +74,7 @@ class DecodeWorker:
         self._incarnation = incarnation
         self._landings = landings
         self._layout = served.storage.layout
-        self._pools = Pools.from_plan(served.plan)
+        self.pools = Pools.from_plan(served.plan)
         self._engine = DecodeEngine(served.runner)
         self._requests: dict[AttemptId, DecodeRequest] = {}
         """Every request that has not ended."""
@@ -111,14 +111,21 @@ class DecodeWorker:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        self._loop.run(self._turn)
+        self._loop.run(self.turn)
+        self.close()
+
+    def close(self) -> None:
+        """Close every link and back end."""
         self._gateway.close()
         self._inbox.close()
         for landing in self._landings.values():
             landing.close()
 
-    def _turn(self, now: float) -> float:
-        """Everything that is due: messages, deadlines, admission, one step."""
+    def turn(self, now: float) -> float:
+        """Everything that is due at `now`: messages, deadlines, admission, one step.
+
+        Returns the seconds until the next turn is due if nothing comes in; 0 when there is more to do at once.
+        """
         for message in self._gateway.receive(now):
             self._on_gateway_message(message, now)
         for address, message in self._inbox.receive():
@@ -165,7 +172,7 @@ class DecodeWorker:
             return
         request = DecodeRequest.start(task, now)
         try:
-            self._pools.pages_for(request.needed_tokens)
+            self.pools.pages_for(request.needed_tokens)
         except (RequestTooLong, ValueError) as error:
             self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
             return
@@ -239,12 +246,12 @@ class DecodeWorker:
         """Reserve for the asked, in order, as far as memory goes, and tell prefill where to write."""
         if not self._asked:
             return
-        stats = self._pools.stats()
+        stats = self.pools.stats()
         free = Room(stats.rows.free, stats.pages.free, stats.slots.free)
-        slots = self._pools.slots_per_request
-        needs = [Room(1, self._pools.pages_for(item.needed_tokens), slots) for item in self._asked.values()]
+        slots = self.pools.slots_per_request
+        needs = [Room(1, self.pools.pages_for(item.needed_tokens), slots) for item in self._asked.values()]
         for request in list(self._asked.values())[: admit(needs, free)]:
-            lease = self._pools.reserve(request.attempt, request.needed_tokens)
+            lease = self.pools.reserve(request.attempt, request.needed_tokens)
             if isinstance(lease, Shortage):
                 raise RuntimeError(f"admitted {request.attempt}, but the pool {lease}")
             self._reserve(request, lease, now)
@@ -263,7 +270,7 @@ class DecodeWorker:
 
     def _release(self, request: DecodeRequest) -> None:
         """The lease of an ended request becomes free."""
-        freed = self._pools.release(request.held)
+        freed = self.pools.release(request.held)
         self._served.storage.wipe(freed.pages, freed.slots)
 
     def _fence(self, request: DecodeRequest, peer: PrefillPeer, why: str, now: float) -> None:
@@ -272,7 +279,7 @@ class DecodeWorker:
         peer.landing.close_attempt(request.attempt)
         self._inbox.send(peer.address, Abort(request.attempt, why))
         if peer.landing.peer_writes:
-            self._pools.fence(request.held)
+            self.pools.fence(request.held)
             self._fenced[request.attempt] = request
         else:
             request.handoff.move(HandoffState.GONE, now)
@@ -281,7 +288,7 @@ class DecodeWorker:
     def _unfence(self, request: DecodeRequest, now: float) -> None:
         del self._fenced[request.attempt]
         request.handoff.move(HandoffState.GONE, now)
-        freed = self._pools.unfence(request.attempt)
+        freed = self.pools.unfence(request.attempt)
         self._served.storage.wipe(freed.pages, freed.slots)
 
     # A step.
@@ -371,7 +378,7 @@ class DecodeWorker:
                 self._unfence(request, now)
 
     def _load(self) -> Load:
-        stats = self._pools.stats()
+        stats = self.pools.stats()
         return Load(
             worker=self._config.name,
             incarnation=self._incarnation,

@@ -67,7 +67,7 @@ class PrefillWorker:
         self._served = served
         self._incarnation = incarnation
         self._layout = served.storage.layout
-        self._pools = Pools.from_plan(served.plan)
+        self.pools = Pools.from_plan(served.plan)
         self._engine = PrefillEngine(served.runner, served.storage)
         self._outcomes = Outcomes()
         self._requests: dict[AttemptId, PrefillRequest] = {}
@@ -112,13 +112,20 @@ class PrefillWorker:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        self._loop.run(self._turn)
+        self._loop.run(self.turn)
         self._drop_all()
+        self.close()
+
+    def close(self) -> None:
+        """Close every link."""
         self._gateway.close()
         self._peers.close()
 
-    def _turn(self, now: float) -> float:
-        """Everything that is due: messages, outcomes, deadlines, one step."""
+    def turn(self, now: float) -> float:
+        """Everything that is due at `now`: messages, outcomes, deadlines, one step.
+
+        Returns the seconds until the next turn is due if nothing comes in; 0 when there is more to do at once.
+        """
         for message in self._gateway.receive(now):
             self._on_gateway_message(message, now)
         for peer, message in self._peers.receive():
@@ -177,7 +184,7 @@ class PrefillWorker:
         if wrong := [token for token in task.token_ids if not 0 <= token < self._served.vocab_size]:
             return f"token id {wrong[0]} is outside the model's vocabulary of {self._served.vocab_size}"
         try:
-            self._pools.pages_for(len(task.token_ids))
+            self.pools.pages_for(len(task.token_ids))
         except RequestTooLong as error:
             return f"the prompt is too long for {self._config.name}: {error}"
         return None
@@ -236,7 +243,7 @@ class PrefillWorker:
     def _start_matched(self, now: float) -> None:
         """Give memory here to requests that have it on decode, in order, as long as there is some."""
         for request in self._in(PrefillState.MATCHED):
-            lease = self._pools.reserve(request.attempt, request.prompt_tokens)
+            lease = self.pools.reserve(request.attempt, request.prompt_tokens)
             if isinstance(lease, Shortage):
                 return
             request.lease = lease
@@ -349,7 +356,7 @@ class PrefillWorker:
 
     def _release(self, request: PrefillRequest) -> None:
         if request.lease is not None:
-            freed = self._pools.release(request.lease)
+            freed = self.pools.release(request.lease)
             self._served.storage.wipe(freed.pages, freed.slots)
             request.lease = None
 
@@ -371,7 +378,7 @@ class PrefillWorker:
         self._peers.close_outdated(in_use, self._loop.unwatch)
 
     def _load(self) -> Load:
-        stats = self._pools.stats()
+        stats = self.pools.stats()
         running = len(self._in(PrefillState.RUNNING))
         return Load(
             worker=self._config.name,
