@@ -5,7 +5,8 @@ save that an incomplete character at the very end is left out. There are two, be
 
 * byte-level ones map every token to bytes of its own: the bytes go through an incremental UTF-8 decoder;
 * all others go through `tokenizers.decoders.DecodeStream`. It gives up on a run of byte tokens (`<0x0A>`) that is no
-  valid UTF-8, since one more byte changes how the whole run reads: so a run is held until something else follows.
+  valid UTF-8, since one more byte changes how the whole run reads: so a run is held until something else follows,
+  and left out when the answer ends with it and it ends with half a character.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class _DecodedText:
         self._run: list[int] = []
 
     def step(self, token_id: int) -> str:
-        if self._vocabulary.is_special(token_id):
-            return ""
+        if self._vocabulary.is_special(token_id) or self._tokenizer.id_to_token(token_id) is None:
+            return ""  # and no end of a run either
         self._run.append(token_id)
         return "" if self._vocabulary.is_byte(token_id) else self.finish()
 
