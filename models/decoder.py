@@ -49,6 +49,8 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocab, hidden)
         self.layers = nn.ModuleList(DecoderLayer(layer, architecture) for layer in architecture.layers)
         self.norm = RmsNorm(hidden, architecture.norm)
+        mixers = [layer.mixer for layer in architecture.layers]
+        self._ropes = {mixer.rope for mixer in mixers if isinstance(mixer, Attention) and mixer.rope}
         if not architecture.tied:
             self.head = nn.Linear(hidden, vocab, bias=False)
 
@@ -61,8 +63,7 @@ class Decoder(nn.Module):
         """Logits after each chunk's last token: (B, vocab) float32. Reads and writes `states`, one for each layer."""
         architecture = self.architecture
         x = self.embedding(batch.token_ids) * architecture.embedding_multiplier
-        ropes = {layer.rope for layer in self.layers if layer.rope}
-        rotations = {rope: rotation(rope, batch.positions, x.dtype) for rope in ropes}
+        rotations = {rope: rotation(rope, batch.positions, x.dtype) for rope in self._ropes}
         for layer, state in zip(self.layers, states, strict=True):
             x = layer(x, batch, state, rotations)
         x = self.norm(x[batch.last])

@@ -14,8 +14,8 @@ from pools.storage import Storage
 class Runner:
     """Binds a decoder's layers to the state tensors of `storage`.
 
-    The pools must have been laid out for `decoder.architecture.state_spec` in the decoder's dtype. A request's slot must
-    be zero before its first chunk.
+    The pools must have been laid out for `decoder.architecture.state_spec` in the decoder's dtype. A request's
+    slot must be zero before its first chunk.
     """
 
     def __init__(self, decoder: Decoder, storage: Storage) -> None:
@@ -40,4 +40,5 @@ class Runner:
         for chunk in chunks:
             if chunk.token_ids and not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < vocab:
                 raise ValueError(f"row {chunk.row}: a token id is outside the vocabulary of {vocab}")
-        return self._decoder(make_batch(chunks, self._storage), self._states)
+        logits: torch.Tensor = self._decoder(make_batch(chunks, self._storage), self._states)
+        return logits

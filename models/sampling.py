@@ -20,8 +20,8 @@ from models.errors import LogitsError
 class SamplingChoice(Protocol):
     """How to choose a request's tokens.
 
-    `temperature` 0 is greedy. `top_k` 0 is no limit. `logprobs` is how many alternatives to report with the token; None
-    is no log-probabilities at all.
+    `temperature` 0 is greedy. `top_k` 0 is no limit. `logprobs` is how many alternatives to report with the token;
+    None is no log-probabilities at all.
     """
 
     @property

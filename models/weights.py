@@ -40,11 +40,12 @@ def _copies(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, list[tuple[Pi
         )
     copies: dict[str, list[tuple[Piece, torch.Tensor]]] = defaultdict(list)
     for name, pieces in checkpoint.manifest.items():
-        parts = parameters[name].data.view(-1).split([piece.numel for piece in pieces])
+        parts = torch.split(parameters[name].data.view(-1), [piece.numel for piece in pieces])
         for piece, part in zip(pieces, parts, strict=True):
             copies[piece.name].append((piece, part))
     return copies
 
 
 def _rows(stored: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return stored.unflatten(0, (piece.groups, -1))[:, piece.start : piece.stop]
+    runs = stored.reshape(piece.groups, -1, *stored.shape[1:])
+    return runs[:, piece.start : piece.stop]

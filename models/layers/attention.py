@@ -15,7 +15,10 @@ from models.layers.rotary import Rotation, rotate
 
 
 class AttentionLayer(nn.Module):
-    """Projections around `attend_one` and `attend_many`. State: `k` and `v`, (pages, page_size, kv_heads, head_dim)."""
+    """Projections around `attend_one` and `attend_many`.
+
+    State: `k` and `v`, both (pages, page_size, kv_heads, head_dim).
+    """
 
     def __init__(self, attention: Attention, hidden_size: int) -> None:
         super().__init__()
@@ -55,7 +58,8 @@ class AttentionLayer(nn.Module):
         y = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if gate is not None:
             y = y * torch.sigmoid(gate)
-        return self.out(y.flatten(1))
+        output: torch.Tensor = self.out(y.flatten(1))
+        return output
 
 
 def attend_one(

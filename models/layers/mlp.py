@@ -19,7 +19,8 @@ class MlpLayer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(T, hidden) to (T, hidden)."""
-        return self.down(gated(self.gate_up(x)))
+        y: torch.Tensor = self.down(gated(self.gate_up(x)))
+        return y
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:

@@ -30,5 +30,5 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 def grouped_rms_norm(x: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
     """(…, n) float32, each of `groups` equal parts of the last dimension normalised on its own."""
-    parts = x.unflatten(-1, (groups, -1))
+    parts = x.reshape(*x.shape[:-1], groups, -1)
     return F.rms_norm(parts, parts.shape[-1:], eps=eps).flatten(-2) * weight

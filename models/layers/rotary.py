@@ -20,5 +20,5 @@ def rotate(x: torch.Tensor, by: Rotation) -> torch.Tensor:
     """Rotate the first dimensions of every head of x: (T, heads, head_dim); the rest passes through."""
     cosine, sine = by
     half = cosine.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
