@@ -31,6 +31,7 @@ from wire.messages import (
     PROTOCOL_VERSION,
     AttemptId,
     Cancel,
+    Capacity,
     Failed,
     Fault,
     Hello,
@@ -101,7 +102,7 @@ class ColocatedWorker:
             fingerprint=self._served.fingerprint,
             spec_digest=self._served.storage.layout.spec.digest(),
             peer_endpoint="",
-            capacity=self._served.capacity,
+            capacity=Capacity.of(self._served.plan),
         )
 
     def run(self) -> None:

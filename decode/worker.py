@@ -34,6 +34,7 @@ from wire.messages import (
     Ask,
     AttemptId,
     Cancel,
+    Capacity,
     DecodeTask,
     Failed,
     Fault,
@@ -106,7 +107,7 @@ class DecodeWorker:
             fingerprint=self._served.fingerprint,
             spec_digest=self._layout.spec.digest(),
             peer_endpoint=self._inbox.endpoint,
-            capacity=self._served.capacity,
+            capacity=Capacity.of(self._served.plan),
         )
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ DEFAULT_CHUNK_SIZE = 512
 DEFAULT_PREFILL_RUNNING = 4
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType[int]):
     """An amount of memory: `2GiB`, `512MB`, `1.5g`, or plain bytes."""
 
     name = "bytes"

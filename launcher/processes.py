@@ -105,8 +105,8 @@ class Supervisor:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
         with selectors.DefaultSelector() as selector:
-            for process in self._processes.values():
-                selector.register(process.ready, selectors.EVENT_READ, process)
+            for started in self._processes.values():
+                selector.register(started.ready, selectors.EVENT_READ, started)
             while selector.get_map() and not self._stopping:
                 for key, _ in selector.select(_WATCH_EVERY_S):
                     process: _Process = key.data

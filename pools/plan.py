@@ -84,6 +84,11 @@ class MemoryPlan:
     warnings: tuple[str, ...]
 
     @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self.request.page_size
+
+    @property
     def num_pages(self) -> int:
         """Pages in the page pool."""
         return self.layout.num_pages

@@ -35,6 +35,7 @@ from wire.messages import (
     Ask,
     AttemptId,
     Cancel,
+    Capacity,
     Failed,
     Fault,
     Hello,
@@ -94,7 +95,7 @@ class PrefillWorker:
             fingerprint=self._served.fingerprint,
             spec_digest=self._layout.spec.digest(),
             peer_endpoint="",
-            capacity=self._served.capacity,
+            capacity=Capacity.of(self._served.plan),
         )
 
     def _peer_hello(self) -> PeerHello:

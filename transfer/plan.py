@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pools.layout import PoolLayout, RecordLayout
+from pools.layout import PoolLayout
+from pools.regions import merged, page_regions, slot_regions
 from transfer.errors import OutOfLease
 
 
@@ -102,25 +103,10 @@ class LeasedMemory:
     """The byte ranges of a pool block that one attempt may be written to."""
 
     def __init__(self, layout: PoolLayout, pages: Sequence[int], slots: Sequence[int]) -> None:
-        self._regions = [
-            *_record_spans(layout.page, 0, pages),
-            *_record_spans(layout.slot, layout.slot_offset(0), slots),
-        ]
+        self._regions = merged([*page_regions(layout, sorted(pages)), *slot_regions(layout, sorted(slots))])
 
     def check(self, offset: int, nbytes: int) -> None:
         """Raises OutOfLease unless `offset … offset+nbytes-1` lies wholly within the lease."""
-        if nbytes > 0 and any(start <= offset and offset + nbytes <= stop for start, stop in self._regions):
+        if nbytes > 0 and any(region.offset <= offset and offset + nbytes <= region.end for region in self._regions):
             return
         raise OutOfLease(f"bytes {offset} to {offset + nbytes} are not in the memory of this lease")
-
-
-def _record_spans(record: RecordLayout, base: int, indexes: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, stop) of these records, neighbours merged whatever their order."""
-    spans: list[tuple[int, int]] = []
-    for index in sorted(indexes):
-        start = base + index * record.nbytes
-        if spans and spans[-1][1] == start:
-            spans[-1] = (spans[-1][0], start + record.nbytes)
-        else:
-            spans.append((start, start + record.nbytes))
-    return spans
