@@ -118,7 +118,10 @@ class FakeWorker(threading.Thread):
         self.incarnation = Incarnation(uuid4().hex)
         self._endpoint = endpoint
         self._leave = threading.Event()
-        capacity = Capacity(64, int(str(changes.get("holds", 1024))), 64, 512, 64, 16)
+        holds = int(str(changes.get("holds", 1024)))
+        capacity = Capacity(
+            max_running_requests=64, max_request_tokens=holds, num_rows=64, num_pages=512, num_slots=64, page_size=16
+        )
         fingerprint = str(changes.get("fingerprint", "f"))
         self.hello = Hello(
             PROTOCOL_VERSION, name or f"{role.value}-{uuid4().hex[:6]}", self.incarnation, role, "tiny", fingerprint,

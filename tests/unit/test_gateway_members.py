@@ -5,7 +5,9 @@ from dataclasses import replace
 from gateway.members import Members
 from wire.messages import Bye, Capacity, Hello, Incarnation, Load, Role
 
-CAPACITY = Capacity(8, 100, 8, 64, 8, 16)
+CAPACITY = Capacity(
+    max_running_requests=8, max_request_tokens=100, num_rows=8, num_pages=64, num_slots=8, page_size=16
+)
 HELLO = Hello(1, "p0", Incarnation("i1"), Role.PREFILL, "m", "f", "s", "", CAPACITY)
 
 

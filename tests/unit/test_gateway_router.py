@@ -21,7 +21,9 @@ def member(
     digest: str = "s",
     busy: int = 0,
 ) -> Member:
-    capacity = Capacity(runs, holds, runs, 64, runs, 16)
+    capacity = Capacity(
+        max_running_requests=runs, max_request_tokens=holds, num_rows=runs, num_pages=64, num_slots=runs, page_size=16
+    )
     incarnation = Incarnation(name + "-1")
     hello = Hello(1, name, incarnation, role, "m", fingerprint, digest, "", capacity)
     return Member(hello, name.encode(), 0.0, Load(name, incarnation, 0, busy, 0, 0, 0, 0, 0))
