@@ -10,7 +10,10 @@ from torch import nn
 from models.architecture import Architecture, Attention, FeedForward, GatedDelta, Layer, Mamba2, Mixer, Mlp, Moe, Rope
 from models.batch import Batch
 from models.layers.attention import AttentionLayer
+from models.layers.gated_delta import GatedDeltaLayer
+from models.layers.mamba2 import Mamba2Layer
 from models.layers.mlp import MlpLayer
+from models.layers.moe import MoeLayer
 from models.layers.norms import RmsNorm
 from models.layers.rotary import Rotation, rotation
 
@@ -75,8 +78,10 @@ def _mixer(mixer: Mixer, hidden: int) -> nn.Module:
     match mixer:
         case Attention():
             return AttentionLayer(mixer, hidden)
-        case GatedDelta() | Mamba2():
-            raise NotImplementedError
+        case GatedDelta():
+            return GatedDeltaLayer(mixer, hidden)
+        case Mamba2():
+            return Mamba2Layer(mixer, hidden)
 
 
 def _feed_forward(feed_forward: FeedForward, hidden: int) -> nn.Module:
@@ -84,4 +89,4 @@ def _feed_forward(feed_forward: FeedForward, hidden: int) -> nn.Module:
         case Mlp():
             return MlpLayer(feed_forward, hidden)
         case Moe():
-            raise NotImplementedError
+            return MoeLayer(feed_forward, hidden)

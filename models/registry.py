@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from models.errors import UnknownModelError
 from models.families.family import Family
+from models.families.granitemoehybrid import GRANITEMOEHYBRID
 from models.families.llama import LLAMA
+from models.families.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
-FAMILIES = {family.model_type: family for family in (LLAMA,)}
+FAMILIES = {
+    family.model_type: family
+    for family in (LLAMA, QWEN3_NEXT, QWEN3_5, QWEN3_5_TEXT, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, GRANITEMOEHYBRID)
+}
 
 
 def find_family(model_type: object) -> Family:

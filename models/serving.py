@@ -17,6 +17,7 @@ from pools.spec import DType
 if TYPE_CHECKING:
     import torch
 
+    from models.decoder import Decoder
     from models.runner import Runner
     from pools.storage import Storage
 
@@ -72,7 +73,13 @@ class Served:
     vocab_size: int
     plan: MemoryPlan
     storage: Storage
-    runner: Runner
+    decoder: Decoder
+
+    def runner(self) -> Runner:
+        """Forward steps of the decoder on the pools."""
+        from models.runner import Runner
+
+        return Runner(self.decoder, self.storage)
 
 
 def load(config: ServingConfig, phase: Phase, make_block: Callable[[int], torch.Tensor] | None = None) -> Served:
@@ -83,7 +90,6 @@ def load(config: ServingConfig, phase: Phase, make_block: Callable[[int], torch.
     """
     import torch
 
-    from models.runner import Runner
     from models.weights import load_decoder
     from pools.storage import Storage
 
@@ -98,5 +104,5 @@ def load(config: ServingConfig, phase: Phase, make_block: Callable[[int], torch.
         vocab_size=checkpoint.architecture.vocab_size,
         plan=plan,
         storage=storage,
-        runner=Runner(load_decoder(checkpoint, config.dtype), storage),
+        decoder=load_decoder(checkpoint, config.dtype),
     )
