@@ -83,8 +83,8 @@ class ColocatedWorker:
         self._served = served
         self._incarnation = incarnation
         self.pools = Pools.from_plan(served.plan)
-        self._prefill = PrefillEngine(served.runner, served.storage)
-        self._decode = DecodeEngine(served.runner)
+        self._prefill = PrefillEngine(served.runner(), served.storage)
+        self._decode = DecodeEngine(served.runner())
         self._requests: dict[AttemptId, _Request] = {}
         """Every request that has not ended, in order of arrival."""
         self._next_sweep = 0.0

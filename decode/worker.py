@@ -76,7 +76,7 @@ class DecodeWorker:
         self._landings = landings
         self._layout = served.storage.layout
         self.pools = Pools.from_plan(served.plan)
-        self._engine = DecodeEngine(served.runner)
+        self._engine = DecodeEngine(served.runner())
         self._requests: dict[AttemptId, DecodeRequest] = {}
         """Every request that has not ended."""
         self._asked: dict[AttemptId, DecodeRequest] = {}

@@ -69,7 +69,7 @@ class PrefillWorker:
         self._incarnation = incarnation
         self._layout = served.storage.layout
         self.pools = Pools.from_plan(served.plan)
-        self._engine = PrefillEngine(served.runner, served.storage)
+        self._engine = PrefillEngine(served.runner(), served.storage)
         self._outcomes = Outcomes()
         self._requests: dict[AttemptId, PrefillRequest] = {}
         """Every request that has not ended, in order of arrival."""

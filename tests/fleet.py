@@ -19,7 +19,6 @@ from colocated.config import ColocatedConfig
 from colocated.worker import ColocatedWorker
 from decode.config import DecodeConfig
 from decode.worker import DecodeWorker
-from models.runner import Runner
 from models.serving import Served, ServingConfig, load
 from pools.sizing import Phase
 from pools.spec import DType
@@ -89,7 +88,7 @@ class Decoders:
         block = torch.frombuffer(segment.memory, dtype=torch.uint8)[: plan.block_bytes] if segment else None
         storage = Storage.from_plan(plan, block=block, poison=config.poison)
         return (
-            Served(like.name, like.fingerprint, like.vocab_size, plan, storage, Runner(like.runner.decoder, storage)),
+            Served(like.name, like.fingerprint, like.vocab_size, plan, storage, like.decoder),
             segment,
         )
 
