@@ -85,7 +85,7 @@ class ColocatedWorker:
         self.pools = Pools.from_plan(served.plan)
         self._prefill = PrefillEngine(served.runner(), served.storage)
         self._decode = DecodeEngine(served.runner())
-        self._requests: dict[AttemptId, _Request] = {}
+        self.requests: dict[AttemptId, _Request] = {}
         """Every request that has not ended, in order of arrival."""
         self._next_sweep = 0.0
         self._loop = Loop()
@@ -146,11 +146,11 @@ class ColocatedWorker:
         except (RequestTooLong, ValueError) as error:
             self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
             return
-        self._requests[task.attempt] = request
+        self.requests[task.attempt] = request
 
     def _admit(self) -> None:
         """Give memory for prompt and answer to the waiting, in order, as long as there is some."""
-        for request in self._requests.values():
+        for request in self.requests.values():
             if request.lease is None:
                 lease = self.pools.reserve(request.task.attempt, request.needed_tokens)
                 if isinstance(lease, Shortage):
@@ -160,7 +160,7 @@ class ColocatedWorker:
 
     def _step_prefill(self) -> bool:
         """The next chunk of the prompts that are not yet computed."""
-        waiting = [item for item in self._requests.values() if item.lease and item.computed < item.prompt_tokens]
+        waiting = [item for item in self.requests.values() if item.lease and item.computed < item.prompt_tokens]
         shares = plan_step([item.prompt_tokens - item.computed for item in waiting], self._config.chunk_size)
         batch = [(item, count) for item, count in zip(waiting, shares, strict=True) if count]
         if not batch:
@@ -183,7 +183,7 @@ class ColocatedWorker:
 
     def _step_decode(self) -> bool:
         """One token for each request whose prompt is computed."""
-        batch = [item for item in self._requests.values() if item.generated]
+        batch = [item for item in self.requests.values() if item.generated]
         if not batch:
             return False
         work = [
@@ -226,30 +226,30 @@ class ColocatedWorker:
             self._drop_all()
 
     def _end(self, attempt: AttemptId) -> None:
-        request = self._requests.pop(attempt, None)
+        request = self.requests.pop(attempt, None)
         if request is not None and request.lease is not None:
             freed = self.pools.release(request.lease)
             self._served.storage.wipe(freed.pages, freed.slots)
 
     def _drop_all(self) -> None:
         """The gateway that sent these requests is gone."""
-        for attempt in list(self._requests):
+        for attempt in list(self.requests):
             self._end(attempt)
 
     def _sweep(self, now: float) -> None:
         self._next_sweep = now + _SWEEP_EVERY_S
-        for attempt, request in list(self._requests.items()):
+        for attempt, request in list(self.requests.items()):
             if now > request.deadline:
                 self._end(attempt)
                 self._tell(Failed(attempt, Fault.NO_ROOM, "the deadline passed before the answer was complete"))
 
     def _load(self) -> Load:
         stats = self.pools.stats()
-        running = sum(item.lease is not None for item in self._requests.values())
+        running = sum(item.lease is not None for item in self.requests.values())
         return Load(
             worker=self._config.name,
             incarnation=self._incarnation,
-            waiting=len(self._requests) - running,
+            waiting=len(self.requests) - running,
             running=running,
             free_rows=stats.rows.free,
             free_pages=stats.pages.free,

@@ -74,10 +74,11 @@ class DecodeWorker:
         self._served = served
         self._incarnation = incarnation
         self._landings = landings
+        self.storage = served.storage
         self._layout = served.storage.layout
         self.pools = Pools.from_plan(served.plan)
-        self._engine = DecodeEngine(served.runner())
-        self._requests: dict[AttemptId, DecodeRequest] = {}
+        self.engine = DecodeEngine(served.runner())
+        self.requests: dict[AttemptId, DecodeRequest] = {}
         """Every request that has not ended."""
         self._asked: dict[AttemptId, DecodeRequest] = {}
         """Those that prefill asked memory for, in order; they wait for it."""
@@ -168,7 +169,7 @@ class DecodeWorker:
 
     def on_decode_task(self, task: DecodeTask, now: float) -> None:
         """A request to expect; its memory is reserved when prefill asks."""
-        if task.attempt in self._requests or task.attempt in self._fenced:
+        if task.attempt in self.requests or task.attempt in self._fenced:
             log.warning("attempt %s came twice; the second is ignored", task.attempt)
             return
         request = DecodeRequest.start(task, now)
@@ -177,13 +178,13 @@ class DecodeWorker:
         except (RequestTooLong, ValueError) as error:
             self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
             return
-        self._requests[task.attempt] = request
+        self.requests[task.attempt] = request
         if early := self._early_asks.pop(task.attempt, None):
             self.on_ask(early[0], early[1], now)
 
     def on_ask(self, peer: PrefillPeer, ask: Ask, now: float) -> None:
         """Prefill wants to compute the request next: queue it for memory."""
-        request = self._requests.get(ask.attempt)
+        request = self.requests.get(ask.attempt)
         if request is None:
             if len(self._early_asks) < _MAX_EARLY_ASKS:
                 self._early_asks[ask.attempt] = (peer, ask, now)
@@ -199,7 +200,7 @@ class DecodeWorker:
 
     def on_landed(self, peer: PrefillPeer, landed: Landed, now: float) -> None:
         """All of the request's state is said to be here: check that, and go on with it."""
-        request = self._requests.get(landed.attempt)
+        request = self.requests.get(landed.attempt)
         if request is None or request.peer is not peer or request.state is not DecodeState.RESERVED:
             return
         arrived = peer.landing.close_attempt(landed.attempt)
@@ -224,7 +225,7 @@ class DecodeWorker:
             if fenced.peer is peer:
                 self._unfence(fenced, now)
             return
-        request = self._requests.get(quiet.attempt)
+        request = self.requests.get(quiet.attempt)
         if request is None or request.peer is not peer:
             return
         if request.state is DecodeState.QUEUED:
@@ -238,7 +239,7 @@ class DecodeWorker:
 
     def on_cancel(self, cancel: Cancel, now: float) -> None:
         """Nobody waits for the request any more."""
-        if request := self._requests.get(cancel.attempt):
+        if request := self.requests.get(cancel.attempt):
             self._end(request, DecodeState.ABORTED, "cancelled", now)
 
     # Memory.
@@ -265,14 +266,14 @@ class DecodeWorker:
         request.lease = lease
         request.life.move(DecodeState.RESERVED, now)
         request.handoff.move(HandoffState.RESERVED, now)
-        self._served.storage.bind(lease.row, lease.pages, lease.slots)
+        self.storage.bind(lease.row, lease.pages, lease.slots)
         peer.landing.open(request.attempt, LeasedMemory(self._layout, lease.pages, lease.slots))
         self._inbox.send(peer.address, Reserved(request.attempt, lease.pages, lease.slots))
 
     def _release(self, request: DecodeRequest) -> None:
         """The lease of an ended request becomes free."""
         freed = self.pools.release(request.held)
-        self._served.storage.wipe(freed.pages, freed.slots)
+        self.storage.wipe(freed.pages, freed.slots)
 
     def _fence(self, request: DecodeRequest, peer: PrefillPeer, why: str, now: float) -> None:
         """End a hand-off that prefill may be in the middle of: free the memory only when it cannot be written."""
@@ -290,7 +291,7 @@ class DecodeWorker:
         del self._fenced[request.attempt]
         request.handoff.move(HandoffState.GONE, now)
         freed = self.pools.unfence(request.attempt)
-        self._served.storage.wipe(freed.pages, freed.slots)
+        self.storage.wipe(freed.pages, freed.slots)
 
     # A step.
 
@@ -312,7 +313,7 @@ class DecodeWorker:
             for request in batch
         ]
         try:
-            sampled = self._engine.step(work)
+            sampled = self.engine.step(work)
         except Exception as error:  # one bad request must not take the worker down
             log.exception("a decode step failed")
             for request in batch:
@@ -356,18 +357,18 @@ class DecodeWorker:
 
     def _forget(self, request: DecodeRequest, state: DecodeState, now: float) -> None:
         request.life.move(state, now)
-        for table in (self._requests, self._asked, self._ready, self._running):
+        for table in (self.requests, self._asked, self._ready, self._running):
             table.pop(request.attempt, None)
 
     def _drop_all(self) -> None:
         """The gateway that sent these requests is gone."""
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             self._end(request, DecodeState.ABORTED, "the gateway has gone", time.monotonic())
 
     def _sweep(self, now: float) -> None:
         """Deadlines, asks whose task never came, and fences whose writer has died."""
         self._next_sweep = now + _SWEEP_EVERY_S
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             if now > request.deadline:
                 text = f"the deadline passed while the request was {request.state.name.lower()} on decode"
                 self._fail(request, Fault.NO_ROOM, text, now)
@@ -383,7 +384,7 @@ class DecodeWorker:
         return Load(
             worker=self._config.name,
             incarnation=self._incarnation,
-            waiting=len(self._requests) - len(self._running),
+            waiting=len(self.requests) - len(self._running),
             running=len(self._running),
             free_rows=stats.rows.free,
             free_pages=stats.pages.free,

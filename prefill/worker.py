@@ -69,9 +69,9 @@ class PrefillWorker:
         self._incarnation = incarnation
         self._layout = served.storage.layout
         self.pools = Pools.from_plan(served.plan)
-        self._engine = PrefillEngine(served.runner(), served.storage)
+        self.engine = PrefillEngine(served.runner(), served.storage)
         self._outcomes = Outcomes()
-        self._requests: dict[AttemptId, PrefillRequest] = {}
+        self.requests: dict[AttemptId, PrefillRequest] = {}
         """Every request that has not ended, in order of arrival."""
         self._draining: dict[AttemptId, PrefillRequest] = {}
         """Ended requests whose sender may still be reading their memory."""
@@ -170,13 +170,13 @@ class PrefillWorker:
 
     def on_prefill_task(self, task: PrefillTask, now: float) -> None:
         """A new request: to the end of the queue, unless it can never be computed here."""
-        if task.attempt in self._requests or task.attempt in self._draining:
+        if task.attempt in self.requests or task.attempt in self._draining:
             log.warning("attempt %s came twice; the second is ignored", task.attempt)
         elif problem := self._unfit(task):
             self._tell(Failed(task.attempt, Fault.REQUEST, problem))
         else:
             peer = self._peers.get(task, self._loop.watch)
-            self._requests[task.attempt] = PrefillRequest.start(task, peer, now)
+            self.requests[task.attempt] = PrefillRequest.start(task, peer, now)
 
     def _unfit(self, task: PrefillTask) -> str | None:
         """Why this prompt can never be computed here, or None."""
@@ -192,7 +192,7 @@ class PrefillWorker:
 
     def on_reserved(self, peer: Peer, reserved: Reserved, now: float) -> None:
         """Decode has memory for the request: it may be computed."""
-        request = self._requests.get(reserved.attempt)
+        request = self.requests.get(reserved.attempt)
         if request is None or request.peer is not peer or request.state is not PrefillState.QUEUED:
             peer.send(Quiet(reserved.attempt))
             return
@@ -211,31 +211,31 @@ class PrefillWorker:
 
     def on_taken(self, taken: Taken, now: float) -> None:
         """Decode goes on with the request; it is done here."""
-        request = self._requests.get(taken.attempt)
+        request = self.requests.get(taken.attempt)
         if request is None or request.handoff.state is not HandoffState.LANDED:
             return
-        del self._requests[taken.attempt]
+        del self.requests[taken.attempt]
         request.life.move(PrefillState.DONE, now)
         request.handoff.move(HandoffState.GONE, now)
         self._release(request)
 
     def on_abort(self, peer: Peer, abort: Abort, now: float) -> None:
         """Decode gives up the hand-off and waits for our `Quiet`."""
-        if request := self._requests.get(abort.attempt):
+        if request := self.requests.get(abort.attempt):
             self._end(request, PrefillState.ABORTED, now)
         elif abort.attempt not in self._draining:
             peer.send(Quiet(abort.attempt))
 
     def on_cancel(self, cancel: Cancel, now: float) -> None:
         """Nobody waits for the request any more."""
-        if request := self._requests.get(cancel.attempt):
+        if request := self.requests.get(cancel.attempt):
             self._end(request, PrefillState.ABORTED, now)
 
     # The queue.
 
     def _ask_ahead(self) -> None:
         """Have the next few requests reserve on decode, and no more: a long queue must not fill memory there."""
-        waiting = [request for request in self._requests.values() if request.lease is None]
+        waiting = [request for request in self.requests.values() if request.lease is None]
         for request in waiting[: self._config.ask_ahead]:
             if not request.asked and request.peer.state is PeerState.OPEN:
                 request.peer.send(Ask(request.attempt, request.prompt_tokens))
@@ -249,10 +249,10 @@ class PrefillWorker:
                 return
             request.lease = lease
             request.life.move(PrefillState.RUNNING, now)
-            self._engine.begin(lease)
+            self.engine.begin(lease)
 
     def _in(self, state: PrefillState) -> list[PrefillRequest]:
-        return [request for request in self._requests.values() if request.state is state]
+        return [request for request in self.requests.values() if request.state is state]
 
     # A step.
 
@@ -268,7 +268,7 @@ class PrefillWorker:
             for request, count in batch
         ]
         try:
-            results = self._engine.step(work)
+            results = self.engine.step(work)
         except Exception as error:  # one bad request must not take the worker down
             log.exception("a prefill step failed")
             for request, _ in batch:
@@ -311,7 +311,7 @@ class PrefillWorker:
             case Sent():
                 self._on_sent(event, now)
             case SendFailed():
-                if request := self._requests.get(event.attempt):
+                if request := self.requests.get(event.attempt):
                     self._fail(request, Fault.OURS, f"the hand-off failed: {event.reason}", now)
             case Drained():
                 request = self._draining.pop(event.attempt)
@@ -320,7 +320,7 @@ class PrefillWorker:
 
     def _on_sent(self, sent: Sent, now: float) -> None:
         """Every byte is there: say so."""
-        request = self._requests.get(sent.attempt)
+        request = self.requests.get(sent.attempt)
         if request is None:
             return
         request.handoff.move(HandoffState.LANDED, now)
@@ -338,7 +338,7 @@ class PrefillWorker:
 
     def _end(self, request: PrefillRequest, state: PrefillState, now: float) -> None:
         """End a request early; its memory follows as soon as its sender cannot read it any more."""
-        if self._requests.pop(request.attempt, None) is None:
+        if self.requests.pop(request.attempt, None) is None:
             return
         request.life.move(state, now)
         if request.handoff.state is HandoffState.MOVING:
@@ -363,19 +363,19 @@ class PrefillWorker:
 
     def _drop_all(self) -> None:
         """The gateway that sent these requests is gone."""
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             self._end(request, PrefillState.ABORTED, time.monotonic())
 
     def _sweep(self, now: float) -> None:
         """Deadlines, refused pairs, and links to decode workers that have started anew."""
         self._next_sweep = now + _SWEEP_EVERY_S
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             if request.peer.state is PeerState.REFUSED:
                 self._fail(request, Fault.OURS, request.peer.refusal, now)
             elif now > request.deadline:
                 text = f"the deadline passed while the request was {request.state.name.lower()} on prefill"
                 self._fail(request, Fault.NO_ROOM, text, now)
-        in_use = {request.peer for request in (*self._requests.values(), *self._draining.values())}
+        in_use = {request.peer for request in (*self.requests.values(), *self._draining.values())}
         self._peers.close_outdated(in_use, self._loop.unwatch)
 
     def _load(self) -> Load:
@@ -384,7 +384,7 @@ class PrefillWorker:
         return Load(
             worker=self._config.name,
             incarnation=self._incarnation,
-            waiting=len(self._requests) - running,
+            waiting=len(self.requests) - running,
             running=running,
             free_rows=stats.rows.free,
             free_pages=stats.pages.free,

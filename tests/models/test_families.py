@@ -1,0 +1,43 @@
+"""Every family against transformers: full forward passes in float32, without a cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.checkpoint import Checkpoint
+from models.weights import load_decoder
+from pools.spec import DType
+from tests.models.player import Player, assert_like, prompts
+from tests.models.zoo import MODELS, VOCAB, Zoo
+
+# page size → (prompt length, chunk size) of requests that run together
+WAVES = {
+    1: [(1, 1), (33, 4), (130, 32), (7, 512)],
+    8: [(5, 1), (130, 512), (2, 4), (64, 32), (17, 1), (3, 32), (65, 64)],
+    16: [(16, 512), (129, 4), (31, 32), (100, 512), (48, 1), (63, 32)],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_and_logprobs_are_those_of_the_full_forward_pass(zoo: Zoo, name: str) -> None:
+    twin = zoo[name]
+    decoder = load_decoder(Checkpoint.open(twin.folder), DType.FLOAT32)
+    for seed, (page_size, wave) in enumerate(WAVES.items()):
+        player = Player(decoder, page_size=page_size, rows=len(wave), max_tokens=140, seed=seed)
+        lengths, chunks = zip(*wave, strict=True)
+        for repeat in range(2 if page_size == 8 else 1):  # the second time on freed, poisoned memory
+            texts = prompts(lengths, VOCAB, seed=100 * seed + repeat)
+            assert_like(player.play(texts, chunks, new_tokens=8), twin)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "qwen3_5_text", "granitemoehybrid"])
+def test_bfloat16_stays_close(zoo: Zoo, name: str) -> None:
+    twin = zoo[name]
+    decoder = load_decoder(Checkpoint.open(twin.folder), DType.BFLOAT16)
+    player = Player(decoder, page_size=8, rows=2, max_tokens=60, dtype=DType.BFLOAT16)
+    requests = player.play(prompts([20, 40], VOCAB, seed=3), [32, 8], new_tokens=6)
+    for request in requests:
+        expected = twin.logprobs(request.tokens[:-1]).exp()
+        for position, heard in request.heard.items():
+            # Total variation: rounding moves some probability, a wrong model nearly all of it.
+            assert (heard.exp() - expected[position]).abs().sum() / 2 < 0.25
