@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from gateway.errors import BadRequest, StartError
 from gateway.tokenizer import Defaults, Tokenizer
@@ -32,10 +33,11 @@ def test_chat_equals_transformers_own_rendering(folder: Path) -> None:
     assert asyncio.run(Tokenizer(folder).encode_chat(MESSAGES)) == expected["input_ids"]
 
 
-def test_long_text_is_encoded_the_same(folder: Path) -> None:
-    tokenizer = Tokenizer(folder)
-    once = asyncio.run(tokenizer.encode("hello world. ", "prompt"))
-    assert asyncio.run(tokenizer.encode("hello world. " * 3000, "prompt")) == once * 3000
+@pytest.mark.parametrize("repeats", [1, 3000], ids=["at once", "in a thread"])
+def test_encodes_as_the_tokenizer_does(folder: Path, repeats: int) -> None:
+    text = "hello world. " * repeats
+    expected = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    assert asyncio.run(Tokenizer(folder).encode(text, "prompt")) == expected
 
 
 def test_defaults_and_ends_come_from_the_model(folder: Path) -> None:
