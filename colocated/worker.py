@@ -9,6 +9,7 @@ with the same pure functions, so that only what lies between the phases differs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -105,8 +106,9 @@ class ColocatedWorker:
             capacity=Capacity.of(self._served.plan),
         )
 
-    def run(self) -> None:
-        """Serve until told to stop."""
+    def run(self, on_welcome: Callable[[], None]) -> None:
+        """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
+        self._gateway.on_welcome = on_welcome
         self._loop.run(self.turn)
         self.close()
 

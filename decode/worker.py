@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import zmq
 
@@ -111,8 +111,9 @@ class DecodeWorker:
             capacity=Capacity.of(self._served.plan),
         )
 
-    def run(self) -> None:
-        """Serve until told to stop."""
+    def run(self, on_welcome: Callable[[], None]) -> None:
+        """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
+        self._gateway.on_welcome = on_welcome
         self._loop.run(self.turn)
         self.close()
 

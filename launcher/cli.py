@@ -22,6 +22,8 @@ from launcher.options import (
     worker_options,
 )
 from launcher.settings import Settings, new_incarnation
+from launcher.workers import Child, run_colocated, run_decode, run_prefill, set_up_logging
+from pools.sizing import Phase
 from wire.messages import Incarnation
 
 
@@ -83,7 +85,6 @@ def plan(role: str | None, as_json: bool, **values: Any) -> None:
     from launcher.plan import as_json as plan_as_json
     from launcher.plan import render
     from launcher.serve import checked_plan
-    from pools.sizing import Phase
 
     settings = Settings(**values)
     phases = [Phase(role)] if role else [Phase.PREFILL, Phase.DECODE]
@@ -131,9 +132,8 @@ def gateway(
     ready_fd: int | None,
 ) -> None:
     """Run a gateway on its own, for workers that are started by hand."""
-    from launcher.lifeline import follow, report_ready
+    from launcher.lifeline import Ready, follow
     from launcher.settings import model_folder
-    from launcher.workers import set_up_logging
 
     follow(lifeline_fd)
     set_up_logging("gateway")
@@ -152,7 +152,7 @@ def gateway(
         max_queue=max_queue,
     )
     try:
-        run(config, lambda url: report_ready(ready_fd, url))
+        run(config, Ready(ready_fd).report)
     except StartError as error:
         raise LaunchError(str(error)) from error
 
@@ -175,11 +175,8 @@ def prefill(
     **values: Any,
 ) -> None:
     """Run one prefill worker on its own; it dials the gateway."""
-    from launcher.workers import run_prefill
-    from pools.sizing import Phase
-
     serving = Settings(**values).serving(Phase.PREFILL, workers=2)
-    run_prefill(name, serving, gateway, chunk_size, transfer, _incarnation(), lifeline_fd, ready_fd)
+    run_prefill(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size, transfer)
 
 
 @main.command()
@@ -203,11 +200,8 @@ def decode(
     **values: Any,
 ) -> None:
     """Run one decode worker on its own; it dials the gateway, and prefill workers dial it."""
-    from launcher.workers import run_decode
-    from pools.sizing import Phase
-
     serving = Settings(**values).serving(Phase.DECODE, workers=2)
-    run_decode(name, serving, gateway, peers, data, transfer, _incarnation(), lifeline_fd, ready_fd)
+    run_decode(_child(name, gateway, lifeline_fd, ready_fd), serving, peers, data, transfer)
 
 
 @main.command()
@@ -221,12 +215,9 @@ def colocated(
     name: str, gateway: str, chunk_size: int, lifeline_fd: int | None, ready_fd: int | None, **values: Any
 ) -> None:
     """Run one worker that does both phases."""
-    from launcher.workers import run_colocated
-    from pools.sizing import Phase
-
     serving = Settings(**values).serving(Phase.COLOCATED, workers=1)
-    run_colocated(name, serving, gateway, chunk_size, _incarnation(), lifeline_fd, ready_fd)
+    run_colocated(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size)
 
 
-def _incarnation() -> Incarnation:
-    return Incarnation(new_incarnation())
+def _child(name: str, gateway: str, lifeline_fd: int | None, ready_fd: int | None) -> Child:
+    return Child(name, Incarnation(new_incarnation()), gateway, lifeline_fd, ready_fd)

@@ -26,8 +26,15 @@ def follow(lifeline: int | None) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def report_ready(descriptor: int | None, line: str) -> None:
-    """Tell the launcher that this process can serve."""
-    if descriptor is not None:
-        os.write(descriptor, f"{line}\n".encode())
-        os.close(descriptor)
+class Ready:
+    """The child's end of its ready pipe, if a launcher has started it."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def report(self, line: str) -> None:
+        """Tell the launcher that this process can serve, the first time that it can."""
+        if self._descriptor is not None:
+            os.write(self._descriptor, f"{line}\n".encode())
+            os.close(self._descriptor)
+            self._descriptor = None

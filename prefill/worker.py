@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -111,8 +112,9 @@ class PrefillWorker:
             pid=os.getpid(),
         )
 
-    def run(self) -> None:
-        """Serve until told to stop."""
+    def run(self, on_welcome: Callable[[], None]) -> None:
+        """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
+        self._gateway.on_welcome = on_welcome
         self._loop.run(self.turn)
         self._drop_all()
         self.close()

@@ -33,6 +33,8 @@ class GatewayLink:
         load: Callable[[], Load],
         on_new_gateway: Callable[[], None],
     ) -> None:
+        self.on_welcome: Callable[[], None] = lambda: None
+        """Called whenever the worker has been taken in."""
         self._link = DialLink(context, endpoint)
         self._hello = hello
         self._load = load
@@ -71,12 +73,13 @@ class GatewayLink:
     def _on_welcome(self, message: Welcome, now: float) -> None:
         if self._gateway not in (None, message.incarnation):
             self._on_new_gateway()
-        if not self._welcomed:
-            self._next_beat = now
         self._gateway = message.incarnation
         self._heartbeat_s = message.heartbeat_s
-        self._welcomed = True
         self._heard_at = now
+        if not self._welcomed:
+            self._welcomed = True
+            self._next_beat = now
+            self.on_welcome()
 
     def send(self, message: Message) -> None:
         """Queue a message for the gateway. Raises LinkFull when it does not read."""
