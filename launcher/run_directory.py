@@ -17,8 +17,8 @@ from types import TracebackType
 from launcher.errors import LaunchError
 
 _LOCK = "lock"
-_LONGEST_SOCKET_PATH = 100
-"""A unix socket's path has at most 107 bytes, and the longest name we give one is short."""
+_LONGEST_PATH = 107 - len("/decode-255.peers")
+"""A unix socket's path has at most 107 bytes, and this is the longest name that we give one."""
 
 
 def _base() -> Path:
@@ -39,7 +39,7 @@ class RunDirectory:
         _remove_stale(base)
         self.path = Path(tempfile.mkdtemp(prefix="run-", dir=base))
         self._lock = _locked(self.path)
-        if len(str(self.path)) > _LONGEST_SOCKET_PATH - len("/decode-999.peers-12345678"):
+        if len(str(self.path)) > _LONGEST_PATH:
             self._remove()
             raise LaunchError(f"{self.path} is too long a path for sockets; set XDG_RUNTIME_DIR to a shorter one")
 
