@@ -79,7 +79,8 @@ class Attempts:
         # What ended by itself needs no cancel, save that the first token comes from prefill: decode has not seen it.
         at_work = {None: record.pair.workers, 0: record.pair.workers[1:]}.get(record.finished_at, ())
         for worker in at_work:
-            self._send(worker, Cancel(record.attempt))
+            # It may have dialled again since the attempt began, and have another address now.
+            self._send(self._members.find(worker.name, worker.incarnation) or worker, Cancel(record.attempt))
 
     def _ready(self) -> list[Pair]:
         if self._closing is not None:

@@ -10,8 +10,9 @@ from pathlib import Path
 class GatewayConfig:
     """`model_path` is a folder with tokenizer.json and config.json; no weights are read.
 
-    `control_endpoint` is where workers dial in (`ipc://…` or `tcp://…`). Port 0 picks a free one. `max_queue` bounds
-    the requests that are open at once, each prompt of a batch counted.
+    `control_endpoint` is where workers dial in (`ipc://…` or `tcp://…`). Port 0 picks a free one. A worker that says
+    nothing for `silence_s` is given up; it beats between its steps, and a step may take many seconds. `max_queue`
+    bounds the requests that are open at once, each prompt of a batch counted.
     """
 
     model_path: Path
@@ -20,6 +21,7 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     heartbeat_s: float = 1.0
+    silence_s: float = 30.0
     request_timeout_s: float = 600.0
     max_queue: int = 1024
     max_body_bytes: int = 16 << 20

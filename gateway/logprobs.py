@@ -13,7 +13,7 @@ _LEAST = -9999.0
 
 
 def chat_logprobs(tokens: Sequence[Token], vocabulary: Vocabulary) -> dict[str, Any]:
-    """The `logprobs` of a chat choice: one entry a token, the alternatives most likely first."""
+    """The `logprobs` of a chat choice: one entry a token."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         spelled = vocabulary.bytes_of(token_id)

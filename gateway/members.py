@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from wire.messages import Bye, Hello, Incarnation, Load
 
-MISSED_HEARTBEATS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -37,8 +35,8 @@ class Member:
 class Members:
     """The workers by name. Methods that lose one return it, so that its attempts can be ended."""
 
-    def __init__(self, heartbeat_s: float) -> None:
-        self._silence_s = MISSED_HEARTBEATS * heartbeat_s
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
         self._by_name: dict[str, Member] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -69,7 +67,7 @@ class Members:
         return self._by_name.pop(bye.worker) if member is not None else None
 
     def expire(self, now: float) -> list[Member]:
-        """Let go of, and return, those that have been silent for three heartbeats."""
+        """Let go of, and return, those that have been silent for `silence_s` seconds."""
         silent = [member for member in self if now - member.heard_at > self._silence_s]
         for member in silent:
             del self._by_name[member.name]

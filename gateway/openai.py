@@ -17,7 +17,9 @@ from gateway.errors import BadRequest
 from gateway.tokenizer import Defaults
 from wire.messages import Sampling
 
-Prompt = str | list[int]
+# A list is as long as the body allows; the first error in it is enough.
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Prompt = str | Ids
 Stop = Annotated[str, Field(min_length=1)]
 
 _SEEDS = 1 << 63
@@ -95,7 +97,7 @@ class AnswerRequest(BaseModel):
 class CompletionRequest(AnswerRequest):
     """`POST /v1/completions`. The prompt is a text, its token ids, or a list of either."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
@@ -117,7 +119,7 @@ class CompletionRequest(AnswerRequest):
 class ChatRequest(AnswerRequest):
     """`POST /v1/chat/completions`. Messages go to the model's chat template as they are, their text parts joined."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)

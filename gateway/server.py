@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 import uvicorn
@@ -68,7 +69,7 @@ def listen(host: str, port: int) -> socket.socket:
 async def _serve(
     config: GatewayConfig, tokenizer: Tokenizer, listener: socket.socket, on_ready: Callable[[str], None]
 ) -> None:
-    members, journal, streams = Members(config.heartbeat_s), Journal(config.max_queue), Streams()
+    members, journal, streams = Members(config.silence_s), Journal(config.max_queue), Streams()
     control = Control(config.control_endpoint, config.heartbeat_s, members, journal, streams)
     attempts = Attempts(members, journal, streams, control.send)
     app = make_app(Serving(config, tokenizer, attempts), members)
@@ -179,8 +180,8 @@ def _described(member: Member) -> dict[str, Any]:
         "fingerprint": member.hello.fingerprint,
         "spec_digest": member.hello.spec_digest,
         "max_request_tokens": member.hello.capacity.max_request_tokens,
-        "waiting": load.waiting if load else 0,
-        "running": load.running if load else 0,
+        "incarnation": member.incarnation,
+        "load": asdict(load) if load else None,
     }
 
 

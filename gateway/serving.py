@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway.answers import Answer, Delta, deltas, join
@@ -18,7 +19,7 @@ from gateway.attempts import Attempts
 from gateway.chat import ChatShape
 from gateway.completions import CompletionShape
 from gateway.config import GatewayConfig
-from gateway.errors import BadRequest, BodyTooLarge, NoSuchModel
+from gateway.errors import BadRequest, BodyTooLarge, ClientGone, DeadlinePassed, NoSuchModel
 from gateway.events import DONE, Chunks, EventStream, dumps, watch
 from gateway.journal import Record
 from gateway.openai import AnswerRequest, ChatRequest, CompletionRequest, Prompt, parse
@@ -60,6 +61,11 @@ class Serving:
         """`POST /v1/completions`."""
         asked = parse(CompletionRequest, await self._body(http))
         self._check_model(asked)
+        if len(asked.prompts) > self.config.max_queue:
+            raise BadRequest(
+                f"prompt: a batch of {len(asked.prompts)} is over the limit of {self.config.max_queue}; send fewer",
+                param="prompt",
+            )
         prompts = [await self._prompt_ids(prompt) for prompt in asked.prompts]
         records = self._records("cmpl-", asked, prompts, asked.wanted_tokens, asked.logprobs)
         return await self._respond(http, asked, records, CompletionShape(asked, records, self.tokenizer.vocabulary))
@@ -75,10 +81,18 @@ class Serving:
     async def _body(self, http: Request) -> bytes:
         limit = self.config.max_body_bytes
         body = bytearray()
-        async for piece in http.stream():
-            body += piece
-            if len(body) > limit:
-                raise BodyTooLarge(f"the body is over {limit} bytes; send less at once", code="body_too_large")
+        try:
+            async with asyncio.timeout(self.config.request_timeout_s):
+                async for piece in http.stream():
+                    body += piece
+                    if len(body) > limit:
+                        raise BodyTooLarge(
+                            f"the body is over {limit} bytes; send less at once", code="body_too_large"
+                        )
+        except ClientDisconnect as error:
+            raise ClientGone("the client has hung up") from error
+        except TimeoutError as error:
+            raise DeadlinePassed("the body did not arrive in time; try again") from error
         return bytes(body)
 
     def _check_model(self, asked: AnswerRequest) -> None:

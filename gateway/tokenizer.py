@@ -78,7 +78,7 @@ class Tokenizer:
             raise BadRequest("this model has no chat template; use /v1/completions instead", param="messages")
         try:
             text = self._pretrained.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise BadRequest(f"messages do not fit the model's chat template: {error}", param="messages") from error
         return await self.encode(str(text), "messages", special=False)
 

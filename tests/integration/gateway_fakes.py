@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
@@ -49,6 +50,7 @@ TEMPLATE = (
     "{% if messages[0]['role'] == 'alien' %}{{ raise_exception('no aliens') }}{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+EOS = 2
 WAIT_S = 20
 
 
@@ -79,7 +81,14 @@ def write_model(folder: Path) -> Tokenizer:
 def running_gateway(folder: Path, **settings: object) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
     """A gateway process for the model in `folder`: its URL, its control endpoint and the process."""
     endpoint = f"ipc://{folder}/{uuid4().hex[:8]}"
-    config = {"heartbeat_s": 0.4, "port": 0, "served_model_name": "tiny", "control_endpoint": endpoint, **settings}
+    config = {
+        "heartbeat_s": 0.4,
+        "silence_s": 1.2,
+        "port": 0,
+        "served_model_name": "tiny",
+        "control_endpoint": endpoint,
+        **settings,
+    }
     code = (
         "import json, sys\nfrom pathlib import Path\n"
         "from gateway.config import GatewayConfig\nfrom gateway.server import run\n"
@@ -97,6 +106,22 @@ def running_gateway(folder: Path, **settings: object) -> Iterator[tuple[str, str
         process.send_signal(signal.SIGTERM)
         process.wait(WAIT_S)
         process.stdout.close()
+
+
+class Gateway(NamedTuple):
+    """A running gateway, from a client's side."""
+
+    url: str
+    endpoint: str
+    tokenizer: Tokenizer
+
+    @property
+    def reply(self) -> list[int]:
+        """What the fake workers say, by default: TEXT and the end token."""
+        return [*self.tokenizer.encode(TEXT).ids, EOS]
+
+    def post(self, route: str, **body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/{route}", json=body, timeout=30)
 
 
 class FakeWorker(threading.Thread):
@@ -141,7 +166,7 @@ class FakeWorker(threading.Thread):
         self.join(WAIT_S)
 
     def run(self) -> None:
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.connect(self._endpoint)
         socket.send(encode(self.hello))
         beat_at = time.monotonic() + 0.1
@@ -198,3 +223,18 @@ def cancelled(worker: FakeWorker) -> AttemptId:
     message = worker.await_message(Cancel)
     assert isinstance(message, Cancel)
     return message.attempt
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The bodies of a complete stream's events."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error that a response carries, in OpenAI's shape."""
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

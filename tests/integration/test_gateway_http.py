@@ -14,33 +14,20 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
-from tokenizers import Tokenizer
 
 from tests.integration.gateway_fakes import (
+    EOS,
     TEXT,
     FakeWorker,
+    Gateway,
     await_workers,
     cancelled,
+    error_of,
+    events,
     running_gateway,
     write_model,
 )
 from wire.messages import DecodeTask, Fault, PrefillTask, Role
-
-EOS = 2
-
-
-class Gateway(NamedTuple):
-    url: str
-    endpoint: str
-    tokenizer: Tokenizer
-
-    @property
-    def reply(self) -> list[int]:
-        """What the fake workers say, by default: TEXT and the end token."""
-        return [*self.tokenizer.encode(TEXT).ids, EOS]
-
-    def post(self, route: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/{route}", json=body, timeout=30)
 
 
 class Cell(NamedTuple):
@@ -66,19 +53,6 @@ def cell(gateway: Gateway) -> Iterator[Cell]:
     for worker in workers:
         worker.leave()
     await_workers(gateway.url, 0)
-
-
-def events(response: httpx.Response) -> list[Any]:
-    lines = [line for line in response.text.split("\n\n") if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 def test_completion_whole(cell: Cell) -> None:
@@ -366,14 +340,15 @@ def test_limits_deadline_and_shutdown(tmp_path: Path) -> None:
         workers = [FakeWorker(endpoint, role, gateway.reply) for role in (Role.PREFILL, Role.DECODE)]
         too_large = gateway.post("completions", prompt="x" * 2000)
         assert (too_large.status_code, error_of(too_large)["code"]) == (413, "body_too_large")
-        both = gateway.post("completions", prompt=["a", "b"])
-        assert both.status_code == 429
-        assert both.headers["retry-after"] == "1"
+        assert error_of(gateway.post("completions", prompt=["a", "b"]))["param"] == "prompt"
         workers[1].pause_at = 3
-        late = gateway.post("completions", prompt="a", max_tokens=50)
-        assert late.status_code == 504
-        assert cancelled(workers[0])
-        assert cancelled(workers[1])
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(gateway.post, "completions", prompt="a", max_tokens=50)
+            workers[1].await_message(DecodeTask)
+            full = gateway.post("completions", prompt="b")
+            assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+            assert late.result().status_code == 504
+        assert cancelled(workers[0]) == cancelled(workers[1])
         with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as response:
             lines = (line for line in response.iter_lines() if line)
             assert "choices" in next(lines)
