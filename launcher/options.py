@@ -121,8 +121,8 @@ def compute_options(command: Command) -> Command:
     """How a worker computes."""
     return _all(
         click.option(
-            "--threads", type=click.IntRange(1, 1024), default=1, show_default=True,
-            help="CPU threads of one worker's computations.",
+            "--threads", type=click.IntRange(1, 1024), default=None,
+            help="CPU threads of one worker's computations. [default: its share of the cores]",
         ),
         click.option(
             "--poison/--no-poison", default=False, show_default=True,

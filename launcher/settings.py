@@ -28,7 +28,7 @@ class Settings:
     memory: int | None
     reserve: int
     max_context: int | None
-    threads: int = 1
+    threads: int | None = None
     poison: bool = False
 
     def model_path(self) -> Path:
@@ -50,7 +50,7 @@ class Settings:
             max_context_tokens=self.max_context,
             memory_bytes=self.memory if self.memory is not None else default_memory(workers),
             reserve_bytes=self.reserve,
-            threads=self.threads,
+            threads=self.threads or max(1, (os.cpu_count() or 1) // workers),
             poison=self.poison,
         )
 

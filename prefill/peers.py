@@ -16,6 +16,7 @@ from pools.layout import PoolLayout
 from transfer.errors import TransferError
 from transfer.media import open_channel
 from transfer.sender import Outcomes, Sender
+from wire.errors import LinkFull
 from wire.links import DialLink
 from wire.messages import Incarnation, Message, PeerHello, PeerRefused, PeerWelcome, PrefillTask
 
@@ -56,8 +57,11 @@ class Peer:
         self.refusal = f"{self.worker} cannot take hand-offs from this prefill worker: {reason}"
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises LinkFull when the decode worker does not read."""
-        self.link.send(message)
+        """Queue a message. A decode worker that does not read its messages counts as refusing hand-offs."""
+        try:
+            self.link.send(message)
+        except LinkFull as error:
+            self.refuse(str(error))
 
     def close(self) -> None:
         """Let the sender end and close the link."""
