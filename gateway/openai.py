@@ -35,8 +35,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
 }
-
-
 _REASONS: Mapping[str, str] = {
     "prompt": "must be a text, a list of texts, a list of token ids or a list of lists of token ids",
     "stop": "must be a text or a list of up to 16 texts, none of them empty",
