@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from launcher.errors import LaunchError
+from launcher.errors import AlreadySaid, LaunchError
 
 _STOP_WITHIN_S = 4.0
 _READY_WITHIN_S = 600.0
@@ -113,7 +113,7 @@ class Supervisor:
                     process.read_ready()
                     selector.unregister(process.ready)
                     if process.ready_line is None:
-                        raise LaunchError(f"{process.spec.name} ended before it was ready; its last line says why")
+                        raise _failed_start(process)
                 if time.monotonic() > deadline:
                     slow = ", ".join(key.data.spec.name for key in selector.get_map().values())
                     raise LaunchError(f"{slow} did not become ready within {_READY_WITHIN_S:g} s")
@@ -151,6 +151,14 @@ class Supervisor:
                 process.popen.kill()
                 process.popen.wait()
             process.close()
+
+
+def _failed_start(process: _Process) -> LaunchError:
+    """Exit code 1 is that of an error which the process has put into one line; anything else was no plan of ours."""
+    status = process.popen.wait(_STOP_WITHIN_S)
+    if status == 1:
+        return AlreadySaid(f"{process.spec.name} did not start")
+    return LaunchError(f"{process.spec.name} ended before it was ready ({_how_it_ended(status)})")
 
 
 def _how_it_ended(status: int) -> str:

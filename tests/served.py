@@ -67,6 +67,8 @@ class Served:
         """The processes it has started, by the name that they were given."""
         found = {}
         for process in psutil.Process(self.popen.pid).children():
+            if not is_alive(process):
+                continue
             line = process.cmdline()
             found[line[line.index("--name") + 1] if "--name" in line else "gateway"] = process
         return found
