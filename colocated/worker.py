@@ -25,7 +25,6 @@ from pools.pools import Pools
 from prefill.engine import PrefillEngine
 from prefill.engine import Work as PrefillWork
 from prefill.scheduler import plan_step
-from wire.errors import LinkFull
 from wire.gateway_link import GatewayLink
 from wire.loop import Loop
 from wire.messages import (
@@ -38,11 +37,9 @@ from wire.messages import (
     Hello,
     Incarnation,
     Load,
-    Message,
     PrefillTask,
     Role,
     Token,
-    Tokens,
 )
 
 _SWEEP_EVERY_S = 0.25
@@ -126,7 +123,7 @@ class ColocatedWorker:
                 case PrefillTask():
                     self.on_prefill_task(message, now)
                 case Cancel():
-                    self._end(message.attempt)
+                    self.on_cancel(message)
                 case _:
                     log.warning("the gateway sent a %s, of no use here", type(message).__name__)
         if now >= self._next_sweep:
@@ -138,17 +135,24 @@ class ColocatedWorker:
 
     def on_prefill_task(self, task: PrefillTask, now: float) -> None:
         """A new request: to the end of the queue, unless it can never be served here."""
+        if task.attempt in self.requests:
+            log.warning("attempt %s came twice; the second is ignored", task.attempt)
+            return
         request = _Request(task, now + task.deadline_s)
-        if wrong := [token for token in task.token_ids if not 0 <= token < self._served.vocab_size]:
-            text = f"token id {wrong[0]} is outside the model's vocabulary of {self._served.vocab_size}"
-            self._tell(Failed(task.attempt, Fault.REQUEST, text))
-            return
-        try:
-            self.pools.pages_for(request.needed_tokens if task.token_ids else 0)
-        except (RequestTooLong, ValueError) as error:
-            self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
-            return
-        self.requests[task.attempt] = request
+        problem = self._served.unfit(task.token_ids)
+        if problem is None:
+            try:
+                self.pools.pages_for(request.needed_tokens)
+            except RequestTooLong as error:
+                problem = f"{self._config.name} cannot hold it: {error}"
+        if problem is None:
+            self.requests[task.attempt] = request
+        else:
+            self._gateway.send(Failed(task.attempt, Fault.REQUEST, problem))
+
+    def on_cancel(self, cancel: Cancel) -> None:
+        """Nobody waits for the request any more."""
+        self._end(cancel.attempt)
 
     def _admit(self) -> None:
         """Give memory for prompt and answer to the waiting, in order, as long as there is some."""
@@ -210,22 +214,13 @@ class ColocatedWorker:
             item.last_token, item.generated = sampled.token_id, index + 1
             if finish is not None:
                 self._end(attempt)
-        if tokens:
-            self._tell(Tokens(self._config.name, self._incarnation, tuple(tokens)))
+        self._gateway.send_tokens(tokens)
 
     def _fail_all(self, batch: list[_Request], phase: str, error: Exception) -> None:
         log.exception("a %s step failed", phase)
         for item in batch:
             self._end(item.task.attempt)
-            self._tell(Failed(item.task.attempt, Fault.OURS, f"{phase} failed: {error}"))
-
-    def _tell(self, message: Message) -> None:
-        """To the gateway; one that has not read the last ten thousand messages has lost its requests."""
-        try:
-            self._gateway.send(message)
-        except LinkFull:
-            log.error("the gateway does not read; its requests are dropped")
-            self._drop_all()
+            self._gateway.send(Failed(item.task.attempt, Fault.OURS, f"{phase} failed: {error}"))
 
     def _end(self, attempt: AttemptId) -> None:
         request = self.requests.pop(attempt, None)
@@ -243,7 +238,9 @@ class ColocatedWorker:
         for attempt, request in list(self.requests.items()):
             if now > request.deadline:
                 self._end(attempt)
-                self._tell(Failed(attempt, Fault.NO_ROOM, "the deadline passed before the answer was complete"))
+                self._gateway.send(
+                    Failed(attempt, Fault.NO_ROOM, "the deadline passed before the answer was complete")
+                )
 
     def _load(self) -> Load:
         stats = self.pools.stats()

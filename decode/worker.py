@@ -24,7 +24,6 @@ from pools.pools import Pools
 from transfer.handoff import HandoffState
 from transfer.medium import Landing
 from transfer.plan import LeasedMemory
-from wire.errors import LinkFull
 from wire.gateway_link import GatewayLink
 from wire.links import ListenLink
 from wire.loop import Loop
@@ -49,7 +48,6 @@ from wire.messages import (
     Role,
     Taken,
     Token,
-    Tokens,
 )
 
 _SWEEP_EVERY_S = 0.25
@@ -177,7 +175,7 @@ class DecodeWorker:
         try:
             self.pools.pages_for(request.needed_tokens)
         except (RequestTooLong, ValueError) as error:
-            self._tell(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
+            self._gateway.send(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
             return
         self.requests[task.attempt] = request
         if early := self._early_asks.pop(task.attempt, None):
@@ -330,22 +328,14 @@ class DecodeWorker:
             if finish is not None:
                 self._forget(request, DecodeState.DONE, now)
                 self._release(request)
-        self._tell(Tokens(self._config.name, self._incarnation, tuple(tokens)))
+        self._gateway.send_tokens(tokens)
         return True
-
-    def _tell(self, message: Message) -> None:
-        """To the gateway; one that has not read the last ten thousand messages has lost its requests."""
-        try:
-            self._gateway.send(message)
-        except LinkFull:
-            log.error("the gateway does not read; its requests are dropped")
-            self._drop_all()
 
     # Ends.
 
     def _fail(self, request: DecodeRequest, fault: Fault, text: str, now: float) -> None:
         self._end(request, DecodeState.FAILED, text, now)
-        self._tell(Failed(request.attempt, fault, text))
+        self._gateway.send(Failed(request.attempt, fault, text))
 
     def _end(self, request: DecodeRequest, state: DecodeState, why: str, now: float) -> None:
         """End a request before its last token, and give up its memory as its state allows."""

@@ -5,7 +5,7 @@ Planning needs no torch and no weights; `load` allocates exactly what the plan s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +74,14 @@ class Served:
     plan: MemoryPlan
     storage: Storage
     decoder: Decoder
+
+    def unfit(self, token_ids: Sequence[int]) -> str | None:
+        """Why this can be no prompt of the model, in words; None when it can."""
+        if not token_ids:
+            return "the prompt has no tokens"
+        if wrong := [token for token in token_ids if not 0 <= token < self.vocab_size]:
+            return f"token id {wrong[0]} is outside the model's vocabulary of {self.vocab_size}"
+        return None
 
     def runner(self) -> Runner:
         """Forward steps of the decoder on the pools."""

@@ -27,7 +27,6 @@ from prefill.scheduler import plan_step
 from transfer.handoff import HandoffState
 from transfer.media import host_id, media_of
 from transfer.sender import Drained, Outcomes, SendFailed, Sent
-from wire.errors import LinkFull
 from wire.gateway_link import GatewayLink
 from wire.loop import Loop
 from wire.messages import (
@@ -53,7 +52,6 @@ from wire.messages import (
     Role,
     Taken,
     Token,
-    Tokens,
 )
 
 _SWEEP_EVERY_S = 0.25
@@ -175,17 +173,15 @@ class PrefillWorker:
         if task.attempt in self.requests or task.attempt in self._draining:
             log.warning("attempt %s came twice; the second is ignored", task.attempt)
         elif problem := self._unfit(task):
-            self._tell(Failed(task.attempt, Fault.REQUEST, problem))
+            self._gateway.send(Failed(task.attempt, Fault.REQUEST, problem))
         else:
             peer = self._peers.get(task, self._loop.watch)
             self.requests[task.attempt] = PrefillRequest.start(task, peer, now)
 
     def _unfit(self, task: PrefillTask) -> str | None:
         """Why this prompt can never be computed here, or None."""
-        if not task.token_ids:
-            return "the prompt has no tokens"
-        if wrong := [token for token in task.token_ids if not 0 <= token < self._served.vocab_size]:
-            return f"token id {wrong[0]} is outside the model's vocabulary of {self._served.vocab_size}"
+        if problem := self._served.unfit(task.token_ids):
+            return problem
         try:
             self.pools.pages_for(len(task.token_ids))
         except RequestTooLong as error:
@@ -284,8 +280,7 @@ class PrefillWorker:
                 first_tokens.append(self._take_first_token(request, sampled, now))
             if request.life.state in (PrefillState.RUNNING, PrefillState.SENDING):
                 send_computed(request, self._layout, now)
-        if first_tokens:
-            self._tell(Tokens(self._config.name, self._incarnation, tuple(first_tokens)))
+        self._gateway.send_tokens(first_tokens)
         return True
 
     def _take_first_token(self, request: PrefillRequest, sampled: Sampled, now: float) -> Token:
@@ -297,14 +292,6 @@ class PrefillWorker:
         else:
             self._end(request, PrefillState.ABORTED, now)
         return Token(request.attempt, 0, sampled.token_id, sampled.logprob, sampled.top, finish)
-
-    def _tell(self, message: Message) -> None:
-        """To the gateway; one that has not read the last ten thousand messages has lost its requests."""
-        try:
-            self._gateway.send(message)
-        except LinkFull:
-            log.error("the gateway does not read; its requests are dropped")
-            self._drop_all()
 
     # Outcomes of the sender threads.
 
@@ -336,7 +323,7 @@ class PrefillWorker:
 
     def _fail(self, request: PrefillRequest, fault: Fault, text: str, now: float) -> None:
         self._end(request, PrefillState.FAILED, now)
-        self._tell(Failed(request.attempt, fault, text))
+        self._gateway.send(Failed(request.attempt, fault, text))
 
     def _end(self, request: PrefillRequest, state: PrefillState, now: float) -> None:
         """End a request early; its memory follows as soon as its sender cannot read it any more."""

@@ -9,21 +9,27 @@ attempts this worker holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import zmq
 
 from wire.errors import LinkFull
 from wire.links import DialLink
-from wire.messages import Bye, Hello, Incarnation, Load, Message, Welcome
+from wire.messages import Bye, Hello, Incarnation, Load, Message, Token, Tokens, Welcome
 
 _DIAL_EVERY_S = 1.0
 _MISSED_HEARTBEATS = 3
 
+log = logging.getLogger(__name__)
+
 
 class GatewayLink:
-    """`load` is called for each heartbeat; `on_new_gateway` when another incarnation of the gateway answers."""
+    """`load` is called for each heartbeat; `on_lost` when the gateway has lost all requests that it sent here.
+
+    That is so when another incarnation of it answers, and when it has not read the last ten thousand messages.
+    """
 
     def __init__(
         self,
@@ -31,14 +37,14 @@ class GatewayLink:
         endpoint: str,
         hello: Hello,
         load: Callable[[], Load],
-        on_new_gateway: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.on_welcome: Callable[[], None] = lambda: None
         """Called whenever the worker has been taken in."""
         self._link = DialLink(context, endpoint)
         self._hello = hello
         self._load = load
-        self._on_new_gateway = on_new_gateway
+        self._on_lost = on_lost
         self._gateway: Incarnation | None = None
         self._welcomed = False
         self._heartbeat_s = _DIAL_EVERY_S
@@ -72,7 +78,7 @@ class GatewayLink:
 
     def _on_welcome(self, message: Welcome, now: float) -> None:
         if self._gateway not in (None, message.incarnation):
-            self._on_new_gateway()
+            self._on_lost()
         self._gateway = message.incarnation
         self._heartbeat_s = message.heartbeat_s
         self._heard_at = now
@@ -82,8 +88,17 @@ class GatewayLink:
             self.on_welcome()
 
     def send(self, message: Message) -> None:
-        """Queue a message for the gateway. Raises LinkFull when it does not read."""
-        self._link.send(message)
+        """Queue a message for the gateway."""
+        try:
+            self._link.send(message)
+        except LinkFull:
+            log.error("the gateway does not read; its requests are dropped")
+            self._on_lost()
+
+    def send_tokens(self, tokens: Sequence[Token]) -> None:
+        """The tokens of one step, in one message; nothing when there are none."""
+        if tokens:
+            self.send(Tokens(self._hello.worker, self._hello.incarnation, tuple(tokens)))
 
     def close(self) -> None:
         """Say goodbye and close; waits at most a second for the goodbye to leave."""
