@@ -110,16 +110,14 @@ def served(runtime: Path, *arguments: str) -> Iterator[Served]:
 
 
 def _end(process: Served) -> None:
-    children = list(process.children().values()) if process.popen.poll() is None else []
+    """Whatever the test did to it. What the launcher started follows it, also when it has to be killed."""
     if process.popen.poll() is None:
         process.popen.send_signal(signal.SIGINT)
         try:
             process.popen.wait(20)
         except subprocess.TimeoutExpired:
             process.popen.kill()
-    for child in children:
-        if is_alive(child):
-            child.kill()
+            process.popen.wait()
 
 
 def refused(runtime: Path, *arguments: str) -> tuple[int, str]:
