@@ -125,6 +125,7 @@ class Fleet:
         self.context = context
         self._directory = directory
         self._gateway = ListenLink(context, f"ipc://{directory}/gateway")
+        self.incarnation = Incarnation("gateway-1")
         self.workers: list[Worker] = []
         self.hellos: dict[str, tuple[bytes, Hello]] = {}
         self.loads: dict[str, Load] = {}
@@ -211,12 +212,12 @@ class Fleet:
         match message:
             case Hello():
                 self.hellos[message.worker] = (peer, message)
-                self._gateway.send(peer, Welcome(Incarnation("gateway-1"), 0.0))
+                self._gateway.send(peer, Welcome(self.incarnation, 0.0))
             case Load():
                 self.loads[message.worker] = message
                 if message.worker.startswith("decode"):
                     self.max_running_seen = max(self.max_running_seen, message.running)
-                self._gateway.send(peer, Welcome(Incarnation("gateway-1"), 0.0))
+                self._gateway.send(peer, Welcome(self.incarnation, 0.0))
             case Tokens():
                 for token in message.tokens:
                     answer = self.answers[token.attempt.rsplit("/", 1)[0]]

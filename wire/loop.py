@@ -15,7 +15,7 @@ _LONGEST_SLEEP_S = 1.0
 
 
 class Loop:
-    """Runs until `stop` is called, or SIGTERM or SIGINT arrives. Make it in the main thread."""
+    """Runs until SIGTERM or SIGINT arrives."""
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
@@ -24,10 +24,6 @@ class Loop:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self.watch(self._wake_reader)
-        # Python runs signal handlers only between byte codes; the file descriptor ends the poll.
-        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
 
     def watch(self, source: object) -> None:
         """Wake up when this ZMQ socket, or anything with a `fileno`, becomes readable."""
@@ -37,15 +33,18 @@ class Loop:
         """Undo `watch`."""
         self._poller.unregister(source)
 
-    def stop(self) -> None:
-        """End the loop after this turn."""
-        self._stopping = True
-
     def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
         self._stopping = True
 
     def run(self, turn: Callable[[float], float]) -> None:
-        """Call `turn(now)` again and again; it returns for how many seconds nothing is due (0: go on at once)."""
+        """Call `turn(now)` again and again; it returns for how many seconds nothing is due (0: go on at once).
+
+        Takes over the process's signals, so it must run in the main thread.
+        """
+        # Python runs signal handlers only between byte codes; the file descriptor ends the poll.
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
         sleep_s = 0.0
         while not self._stopping:
             self._poller.poll(int(1000 * min(sleep_s, _LONGEST_SLEEP_S)))

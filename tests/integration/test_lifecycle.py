@@ -244,6 +244,19 @@ def test_messages_for_another_incarnation_change_nothing(pair: Pair) -> None:
     made.settle()
 
 
+def test_a_gateway_that_starts_anew_has_lost_its_requests(pair: Pair) -> None:
+    for number in range(6):
+        pair.fleet.submit(f"old {number}", PROMPT, greedy(100))
+    pair.fleet.turn_until(lambda: pair.decode_state("old 0") is DecodeState.RUNNING)
+    pair.fleet.incarnation = Incarnation("gateway-2")
+    pair.fleet.settle()
+    assert not any(answer.done for answer in pair.fleet.answers.values())
+    pair.fleet.submit("new", PROMPT, greedy(4))
+    pair.fleet.finish("new")
+    assert pair.fleet.answers["new"].failed is None
+    pair.fleet.settle()
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "says"),
     [
