@@ -89,15 +89,19 @@ class Journal:
 
     def held_by(self, worker: Member) -> list[Record]:
         """The records whose attempt needs this incarnation of a worker."""
-        return [
-            record
-            for record in self._records.values()
-            if record.pair is not None
-            and any((w.name, w.incarnation) == (worker.name, worker.incarnation) for w in record.pair.workers)
-        ]
+        return [record for record in self._records.values() if _needs(record, worker)]
 
     def _release(self, record: Record, *workers: str) -> None:
         for worker in workers:
             if worker in record.holders:
                 record.holders.discard(worker)
                 self._open[worker] -= 1
+
+
+def _needs(record: Record, worker: Member) -> bool:
+    """Prefill is needed until decode has given a token: before that, the hand-off may be under way."""
+    if record.pair is None:
+        return False
+    handed_over = record.pair.decode is not None and len(record.tokens) > 1
+    needed = record.pair.workers[1:] if handed_over else record.pair.workers
+    return any((item.name, item.incarnation) == (worker.name, worker.incarnation) for item in needed)

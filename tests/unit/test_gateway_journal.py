@@ -89,3 +89,17 @@ def test_finds_what_a_lost_worker_held() -> None:
     assert journal.held_by(member("d", Role.DECODE)) == [entries[0], entries[2]]
     assert journal.held_by(member("d", Role.DECODE, "2")) == [], "a new process holds nothing of the old one"
     assert journal.held_by(member("c", Role.COLOCATED)) == [entries[1]]
+
+
+def test_a_lost_prefill_worker_takes_along_only_what_is_not_handed_over_yet() -> None:
+    journal, entry = Journal(2), record()
+    prefill, decode = PAIR.workers
+    journal.open(entry)
+    journal.assign(entry, PAIR)
+    assert journal.held_by(prefill) == journal.held_by(decode) == [entry]
+    journal.write(entry, [token(0)])
+    assert journal.held_by(prefill) == [entry]  # the state may still be on its way
+    journal.write(entry, [token(1)])
+    assert journal.held_by(prefill) == []
+    assert journal.held_by(decode) == [entry]
+    assert journal.held_by(member("d", Role.DECODE, "2")) == []
