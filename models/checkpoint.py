@@ -101,12 +101,19 @@ def _read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         raise MissingCheckpointError(f"{path.parent} has no {path.name}")
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_hook=_plain_floats)
     except ValueError as error:
         raise BrokenCheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise BrokenCheckpointError(f"{path} holds {type(content).__name__}, not an object")
     return content
+
+
+def _plain_floats(fields: dict[str, object]) -> object:
+    """The number in `{"__float__": "Infinity"}`: JSON has no such number, and transformers writes it so."""
+    if fields.keys() == {"__float__"} and fields["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(str(fields["__float__"]))
+    return fields
 
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:

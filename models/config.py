@@ -68,12 +68,12 @@ class Config:
             raise ConfigError(f"{name} is {value!r}; it must be a list of whole numbers")
         return tuple(value)
 
-    def section(self, name: str) -> Config:
-        """The nested object `name`; empty when absent."""
+    def section(self, name: str, inherited: tuple[str, ...] = ()) -> Config:
+        """The nested object `name`; empty when absent. `inherited` fields of this one, where set, override it."""
         value = self.read(name, {})
         if not isinstance(value, dict):
             raise ConfigError(f"{name} is {value!r}; it must be an object")
-        return Config(value)
+        return Config({**value, **{field: self._fields[field] for field in inherited if self.has(field)}})
 
     def names(self) -> frozenset[str]:
         """The fields that are there and not null."""

@@ -37,21 +37,21 @@ def qwen3_next(config: Config) -> Architecture:
 
 def qwen3_5(config: Config) -> Architecture:
     """Defaults are those of `transformers.Qwen3_5TextConfig`."""
-    config = _text(config)
-    mlp = Mlp(config.integer("intermediate_size", 12288))
-    return _architecture(config, "qwen3_5", 248320, 4096, 4, [mlp] * config.integer("num_hidden_layers", 32))
+    text = _text(config)
+    mlp = Mlp(text.integer("intermediate_size", 12288))
+    return _architecture(text, "qwen3_5", 248320, 4096, 4, [mlp] * text.integer("num_hidden_layers", 32))
 
 
 def qwen3_5_moe(config: Config) -> Architecture:
     """Defaults are those of `transformers.Qwen3_5MoeTextConfig`."""
-    config = _text(config)
-    moe = _moe(config, experts=256, per_token=8, renormalize=True)
-    return _architecture(config, "qwen3_5_moe", 248320, 2048, 2, [moe] * config.integer("num_hidden_layers", 40))
+    text = _text(config)
+    moe = _moe(text, experts=256, per_token=8, renormalize=True)
+    return _architecture(text, "qwen3_5_moe", 248320, 2048, 2, [moe] * text.integer("num_hidden_layers", 40))
 
 
 def _text(config: Config) -> Config:
-    """The section that describes the text decoder, in multimodal files."""
-    return config.section("text_config") if config.has("text_config") else config
+    """The fields of the text decoder. A multimodal file has them in a section, but says outside whether it ties."""
+    return config.section("text_config", inherited=("tie_word_embeddings",)) if config.has("text_config") else config
 
 
 def _architecture(

@@ -45,7 +45,14 @@ class Player:
     """A runner on poisoned pools, whose pages and slots are given out in random order."""
 
     def __init__(
-        self, decoder: Decoder, *, page_size: int, rows: int, max_tokens: int, dtype: DType = DType.FLOAT32, seed: int = 0
+        self,
+        decoder: Decoder,
+        *,
+        page_size: int,
+        rows: int,
+        max_tokens: int,
+        dtype: DType = DType.FLOAT32,
+        seed: int = 0,
     ) -> None:
         self._random = random.Random(seed)
         self._width = -(-max_tokens // page_size)
@@ -59,7 +66,7 @@ class Player:
         self._rows = rows
 
     def play(self, prompts: Sequence[list[int]], chunks: Sequence[int], *, new_tokens: int) -> list[Request]:
-        """Serve all prompts, one entering each step, until each has `new_tokens` more. Frees all memory at the end."""
+        """Serve all prompts, one entering each step, until each has `new_tokens` more. Frees all in the end."""
         layout = self.storage.layout
         rows = self._random.sample(range(self._rows + 1), len(prompts))
         pages = self._random.sample(range(layout.num_pages), layout.num_pages)

@@ -30,7 +30,8 @@ def test_greedy_tokens_and_logprobs_are_those_of_the_full_forward_pass(zoo: Zoo,
             assert_like(player.play(texts, chunks, new_tokens=8), twin)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next", "qwen3_5_text", "granitemoehybrid"])
+# Without experts: which of them a token takes may turn on rounding, in transformers as here.
+@pytest.mark.parametrize("name", ["llama", "qwen3_next-dense", "qwen3_5_text", "granitemoehybrid-dense-rope"])
 def test_bfloat16_stays_close(zoo: Zoo, name: str) -> None:
     twin = zoo[name]
     decoder = load_decoder(Checkpoint.open(twin.folder), DType.BFLOAT16)
