@@ -17,7 +17,7 @@ import zmq
 from colocated.config import ColocatedConfig
 from decode.engine import DecodeEngine
 from decode.engine import Work as DecodeWork
-from models.sampling import Sampled
+from models.sampling import NOT_FINITE, Sampled
 from models.serving import Served
 from pools.errors import RequestTooLong
 from pools.lease import Lease, Shortage
@@ -176,15 +176,13 @@ class ColocatedWorker:
             for item, count in batch
         ]
         try:
-            results = self._prefill.step(work)
+            ended = self._prefill.step(work)
         except Exception as error:  # one bad request must not take the worker down
             self._fail_all([item for item, _ in batch], "prefill", error)
             return True
         for item, count in batch:
             item.computed += count
-        self._take(
-            [(item, sampled) for (item, _), sampled in zip(batch, results, strict=True) if sampled is not None]
-        )
+        self._take([(batch[index][0], sampled) for index, sampled in ended.items()])
         return True
 
     def _step_decode(self) -> bool:
@@ -204,11 +202,14 @@ class ColocatedWorker:
         self._take(list(zip(batch, sampled, strict=True)))
         return True
 
-    def _take(self, results: list[tuple[_Request, Sampled]]) -> None:
+    def _take(self, results: list[tuple[_Request, Sampled | None]]) -> None:
         """Report new tokens, and end the requests they finish."""
         tokens: list[Token] = []
         for item, sampled in results:
             attempt, index = item.task.attempt, item.generated
+            if sampled is None:
+                self._fail(item, NOT_FINITE)
+                continue
             finish = item.task.sampling.finish(sampled.token_id, index)
             tokens.append(Token(attempt, index, sampled.token_id, sampled.logprob, sampled.top, finish))
             item.last_token, item.generated = sampled.token_id, index + 1
@@ -219,8 +220,11 @@ class ColocatedWorker:
     def _fail_all(self, batch: list[_Request], phase: str, error: Exception) -> None:
         log.exception("a %s step failed", phase)
         for item in batch:
-            self._end(item.task.attempt)
-            self._gateway.send(Failed(item.task.attempt, Fault.OURS, f"{phase} failed: {error}"))
+            self._fail(item, f"{phase} failed: {error}")
+
+    def _fail(self, item: _Request, text: str) -> None:
+        self._end(item.task.attempt)
+        self._gateway.send(Failed(item.task.attempt, Fault.OURS, text))
 
     def _end(self, attempt: AttemptId) -> None:
         request = self.requests.pop(attempt, None)

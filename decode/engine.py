@@ -27,7 +27,7 @@ class DecodeEngine:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def step(self, work: Sequence[Work]) -> list[Sampled]:
-        """The next token of each."""
+    def step(self, work: Sequence[Work]) -> list[Sampled | None]:
+        """The next token of each; None where the model's output is not finite."""
         logits = self._runner.forward([Chunk(item.row, (item.last_token,), item.stored) for item in work])
         return sample(logits, [item.sampling for item in work], [item.stored + 1 for item in work])

@@ -17,6 +17,7 @@ from decode.config import DecodeConfig
 from decode.engine import DecodeEngine, Work
 from decode.peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest, DecodeState
+from models.sampling import NOT_FINITE
 from models.serving import Served
 from pools.errors import RequestTooLong
 from pools.lease import Lease, Shortage
@@ -321,6 +322,9 @@ class DecodeWorker:
         now = time.monotonic()
         tokens: list[Token] = []
         for request, token in zip(batch, sampled, strict=True):
+            if token is None:
+                self._fail(request, Fault.OURS, NOT_FINITE, now)
+                continue
             index = request.generated
             finish = request.task.sampling.finish(token.token_id, index)
             tokens.append(Token(request.attempt, index, token.token_id, token.logprob, token.top, finish))

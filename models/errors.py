@@ -7,7 +7,6 @@ ModelError
 │   └── WeightsError             weights are missing, unexpected or of the wrong shape
 ├── ConfigError                a field of config.json has a value that Tandem does not implement
 │   └── UnknownModelError        the model type itself
-├── LogitsError                the model computed something that is not a number
 └── ConversionError            a GGUF file could not be converted
 """
 
@@ -40,10 +39,6 @@ class ConfigError(ModelError):
 
 class UnknownModelError(ConfigError):
     """No family implements this model type; the text lists those that are."""
-
-
-class LogitsError(ModelError):
-    """Logits are NaN or infinite; the text names the rows of the batch."""
 
 
 class ConversionError(ModelError):

@@ -14,8 +14,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from models.errors import LogitsError
-
 
 class SamplingChoice(Protocol):
     """How to choose a request's tokens.
@@ -36,6 +34,10 @@ class SamplingChoice(Protocol):
     def logprobs(self) -> int | None: ...  # noqa: D102
 
 
+NOT_FINITE = "the model's output is not finite (NaN or infinite) for this request"
+"""What to say of a row without a token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A token, and where asked for its log-probability and the likeliest tokens, best first.
@@ -48,19 +50,21 @@ class Sampled:
     top: tuple[tuple[int, float], ...]
 
 
-def sample(logits: torch.Tensor, choices: Sequence[SamplingChoice], positions: Sequence[int]) -> list[Sampled]:
+def sample(logits: torch.Tensor, choices: Sequence[SamplingChoice], positions: Sequence[int]) -> list[Sampled | None]:
     """One token for each row of logits (B, vocab) float32. `positions[i]`: the absolute position of the new token.
 
-    Raises LogitsError when a row is not finite.
+    None for a row that is not finite: the model has computed nonsense for that request, and for no other.
     """
-    if not (finite := logits.isfinite().all(-1)).all():
-        raise LogitsError(f"the logits of batch rows {(~finite).nonzero().flatten().tolist()} are not finite")
+    finite: list[bool] = logits.isfinite().all(-1).tolist()
     tokens: list[int] = logits.argmax(-1).tolist()
     for row, choice in enumerate(choices):
-        if choice.temperature > 0:
+        if choice.temperature > 0 and finite[row]:
             tokens[row] = draw(logits[row].double().cpu().numpy(), choice, positions[row])
     reports = _reports(logits, choices, tokens)
-    return [Sampled(token, *report) for token, report in zip(tokens, reports, strict=True)]
+    return [
+        Sampled(token, *report) if sound else None
+        for token, report, sound in zip(tokens, reports, finite, strict=True)
+    ]
 
 
 def draw(logits: np.ndarray, choice: SamplingChoice, position: int) -> int:

@@ -36,8 +36,11 @@ class PrefillEngine:
         self._storage.bind(lease.row, lease.pages, lease.slots)
         self._storage.clear_slots(lease.slots)
 
-    def step(self, work: Sequence[Work]) -> list[Sampled | None]:
-        """Compute; returns the first token of the answer where a prompt has come to its end, else None."""
+    def step(self, work: Sequence[Work]) -> dict[int, Sampled | None]:
+        """Compute; returns the first tokens of the answers to prompts that have come to their end.
+
+        By index in `work`. None where the model's output is not finite.
+        """
         logits = self._runner.forward(
             [Chunk(item.row, item.prompt[item.start : item.start + item.count], item.start) for item in work]
         )
@@ -45,7 +48,4 @@ class PrefillEngine:
         first_tokens = sample(
             logits[ends], [work[index].sampling for index in ends], [len(work[index].prompt) for index in ends]
         )
-        results: list[Sampled | None] = [None] * len(work)
-        for index, sampled in zip(ends, first_tokens, strict=True):
-            results[index] = sampled
-        return results
+        return dict(zip(ends, first_tokens, strict=True))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import zmq
 
-from models.sampling import Sampled
+from models.sampling import NOT_FINITE, Sampled
 from models.serving import Served
 from pools.errors import RequestTooLong
 from pools.lease import Shortage
@@ -66,6 +66,7 @@ class PrefillWorker:
         self._config = config
         self._served = served
         self._incarnation = incarnation
+        self.storage = served.storage
         self._layout = served.storage.layout
         self.pools = Pools.from_plan(served.plan)
         self.engine = PrefillEngine(served.runner(), served.storage)
@@ -266,7 +267,7 @@ class PrefillWorker:
             for request, count in batch
         ]
         try:
-            results = self.engine.step(work)
+            ended = self.engine.step(work)
         except Exception as error:  # one bad request must not take the worker down
             log.exception("a prefill step failed")
             for request, _ in batch:
@@ -274,24 +275,27 @@ class PrefillWorker:
             return True
         now = time.monotonic()
         first_tokens: list[Token] = []
-        for (request, count), sampled in zip(batch, results, strict=True):
+        for index, (request, count) in enumerate(batch):
             request.computed += count
-            if sampled is not None:
-                first_tokens.append(self._take_first_token(request, sampled, now))
+            if index in ended:
+                first_tokens += self._take_first_token(request, ended[index], now)
             if request.life.state in (PrefillState.RUNNING, PrefillState.SENDING):
                 send_computed(request, self._layout, now)
         self._gateway.send_tokens(first_tokens)
         return True
 
-    def _take_first_token(self, request: PrefillRequest, sampled: Sampled, now: float) -> Token:
+    def _take_first_token(self, request: PrefillRequest, sampled: Sampled | None, now: float) -> list[Token]:
         """The prompt is computed. When its first token is also the last, nothing is handed over."""
+        if sampled is None:
+            self._fail(request, Fault.OURS, NOT_FINITE, now)
+            return []
         request.first_token = sampled.token_id
         finish = request.task.sampling.finish(sampled.token_id, 0)
         if finish is None:
             request.life.move(PrefillState.SENDING, now)
         else:
             self._end(request, PrefillState.ABORTED, now)
-        return Token(request.attempt, 0, sampled.token_id, sampled.logprob, sampled.top, finish)
+        return [Token(request.attempt, 0, sampled.token_id, sampled.logprob, sampled.top, finish)]
 
     # Outcomes of the sender threads.
 
@@ -347,7 +351,7 @@ class PrefillWorker:
     def _release(self, request: PrefillRequest) -> None:
         if request.lease is not None:
             freed = self.pools.release(request.lease)
-            self._served.storage.wipe(freed.pages, freed.slots)
+            self.storage.wipe(freed.pages, freed.slots)
             request.lease = None
 
     def _drop_all(self) -> None:

@@ -201,6 +201,33 @@ def test_a_step_that_raises_fails_its_batch_and_no_more(pair: Pair, monkeypatch:
     pair.fleet.settle()
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_output_that_is_not_finite_fails_its_request_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """The state of one of two neighbours turns to NaN."""
+    pair.fleet.submit("alone", PROMPT, greedy(12))
+    pair.fleet.finish()
+    pair.fleet.submit("victim", PROMPT, greedy(50))
+    pair.fleet.submit("neighbour", PROMPT, greedy(12))
+    if side == "prefill":
+        pair.fleet.turn_until(lambda: STAGES["half computed"](pair))
+        worker: PrefillWorker | DecodeWorker = pair.prefill
+    else:
+        pair.fleet.turn_until(lambda: pair.decode_state("victim") is DecodeState.RUNNING)
+        worker = pair.decode
+    lease = worker.requests[AttemptId("victim/0")].held
+    worker.storage.poison = True
+    worker.storage.wipe([], lease.slots)
+    pair.fleet.finish("neighbour", "victim")
+    failed = pair.fleet.answers["victim"].failed
+    assert failed is not None
+    assert "not finite" in failed.text
+    assert pair.fleet.answers["neighbour"].token_ids == pair.fleet.answers["alone"].token_ids
+    pair.fleet.cancel("victim")
+    pair.fleet.settle()
+
+
 def _raise(_work: object) -> None:
     raise RuntimeError("out of luck")
 
