@@ -29,7 +29,7 @@ serve: install
 	$(BIN)/tandem serve $(MODEL) --port $(PORT)
 
 test: install
-	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
 
 slow: install
 	$(BIN)/python -m pytest -q -m slow

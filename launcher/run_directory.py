@@ -1,7 +1,8 @@
 """The private directory of one running `tandem serve`: its sockets, and a lock that says whether it is alive.
 
-`BASE/run-XXXXXXXX/` with mode 0700, where BASE is under `XDG_RUNTIME_DIR` or the temporary directory. A directory
-whose lock nobody holds belongs to a launcher that was killed; the next start removes it.
+`BASE/run-XXXXXXXX/` with mode 0700, where BASE is under `XDG_RUNTIME_DIR`, or the temporary directory where that is not
+set or too long a path for sockets. A directory whose lock nobody holds belongs to a launcher that was killed; the next
+start removes it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ _LONGEST_PATH = 107 - len("/decode-255.peers")
 
 
 def _base() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    parent = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
-    return parent / f"tandem-{os.getuid()}"
+    places = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
+    bases = [Path(place) / f"tandem-{os.getuid()}" for place in places if place and Path(place).is_dir()]
+    for base in bases:
+        if len(str(base)) + len("/run-12345678") <= _LONGEST_PATH:
+            return base
+    raise LaunchError(f"{bases[0]} is too long a path for sockets; set XDG_RUNTIME_DIR to a shorter one")
 
 
 class RunDirectory:
@@ -39,9 +43,6 @@ class RunDirectory:
         _remove_stale(base)
         self.path = Path(tempfile.mkdtemp(prefix="run-", dir=base))
         self._lock = _locked(self.path)
-        if len(str(self.path)) > _LONGEST_PATH:
-            self._remove()
-            raise LaunchError(f"{self.path} is too long a path for sockets; set XDG_RUNTIME_DIR to a shorter one")
 
     def __enter__(self) -> RunDirectory:
         return self

@@ -128,8 +128,6 @@ def _announce(lines: dict[str, str], settings: Settings) -> None:
     for name, line in lines.items():
         click.echo(f"{name}: {line}")
     model = settings.served_model_name or settings.model_path().name
-    body = (
-        f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Once upon a time"}}], "max_tokens": 40}}'
-    )
+    body = '{"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 60, "temperature": 0}'
     click.echo(f"\nTandem serves {model} on {url}\n")
     click.echo(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n")

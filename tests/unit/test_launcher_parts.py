@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -31,9 +33,11 @@ def test_what_is_no_amount_is_refused(text: str) -> None:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Short: pytest's own are too long for sockets when it runs in several processes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield Path(directory)
 
 
 def test_a_run_directory_is_private_and_goes(runtime: Path) -> None:
@@ -62,13 +66,14 @@ def test_a_directory_of_others_is_refused(runtime: Path) -> None:
         RunDirectory()
 
 
-def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_too_long_for_sockets_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    with pytest.raises(LaunchError, match="too long a path for sockets"):
-        RunDirectory()
-    assert not list(deep.rglob("run-*"))
+    with RunDirectory() as run:
+        assert deep not in run.path.parents
+        assert len(run.socket("decode-255.peers")) <= len("ipc://") + 107
+    assert not list(deep.iterdir())
 
 
 def test_a_child_follows_its_launcher(tmp_path: Path) -> None:
