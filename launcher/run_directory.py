@@ -1,8 +1,8 @@
 """The private directory of one running `tandem serve`: its sockets, and a lock that says whether it is alive.
 
-`BASE/run-XXXXXXXX/` with mode 0700, where BASE is under `XDG_RUNTIME_DIR`, or the temporary directory where that is not
-set or too long a path for sockets. A directory whose lock nobody holds belongs to a launcher that was killed; the next
-start removes it.
+`BASE/run-XXXXXXXX/` with mode 0700, where BASE is under `XDG_RUNTIME_DIR`, or the temporary directory where that is
+not set or too long a path for sockets. A directory whose lock nobody holds belongs to a launcher that was killed; the
+next start removes it.
 """
 
 from __future__ import annotations
