@@ -7,7 +7,7 @@ things happen. The gateway's part is played by `Fleet` itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,12 +227,14 @@ class Fleet:
             case Failed():
                 self.answers[message.attempt.rsplit("/", 1)[0]].failed = message
 
-    def turn_until(self, condition: object) -> None:
-        """Turn until `condition()` holds; fails after a minute."""
-        assert callable(condition)
+    def turn_until(self, condition: Callable[[], bool], alone: Worker | None = None) -> None:
+        """Turn until `condition()` holds; fails after a minute. `alone`: the only worker that takes turns."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            self.turn()
+            if alone is None:
+                self.turn()
+            else:
+                alone.turn(time.monotonic())
             assert time.monotonic() < deadline, f"still waiting; loads {self.loads}"
 
     def finish(self, *names: str) -> None:

@@ -141,4 +141,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeaseMachine.settings = settings(stateful_step_count=40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pools.errors import PlanRefused
@@ -85,7 +85,6 @@ def wanted_rows(request: SizingRequest) -> int:
 
 
 @given(REQUESTS)
-@settings(max_examples=400, deadline=None)
 def test_plan_is_what_the_rules_say(request: SizingRequest) -> None:
     pool = request.memory_bytes - request.weights_bytes - request.reserve_bytes
     slots_per_request = Expected(request, 1).slots_per_request
@@ -112,7 +111,6 @@ def test_plan_is_what_the_rules_say(request: SizingRequest) -> None:
 
 
 @given(REQUESTS)
-@settings(deadline=None)
 def test_plan_never_exceeds_the_budget_nor_what_was_asked(request: SizingRequest) -> None:
     plan = planned(request)
     charged = sum(tensor.nbytes for tensor in plan.tensors) + request.weights_bytes + request.reserve_bytes
@@ -126,7 +124,6 @@ def test_plan_never_exceeds_the_budget_nor_what_was_asked(request: SizingRequest
 
 
 @given(REQUESTS)
-@settings(deadline=None)
 def test_one_warning_for_each_thing_that_was_lowered(request: SizingRequest) -> None:
     plan = planned(request)
     wanted = plan.num_rows * plan.slots_per_request
@@ -143,7 +140,6 @@ def test_one_warning_for_each_thing_that_was_lowered(request: SizingRequest) -> 
 
 
 @given(REQUESTS, st.integers(1, 200_000))
-@settings(deadline=None)
 def test_more_memory_never_means_fewer_requests(request: SizingRequest, more: int) -> None:
     plan = planned(request)
     richer = plan_memory(replace(request, memory_bytes=request.memory_bytes + more))
@@ -156,7 +152,6 @@ def test_more_memory_never_means_fewer_requests(request: SizingRequest, more: in
 
 
 @given(REQUESTS, st.integers(1, 20))
-@settings(deadline=None)
 def test_a_larger_mamba_size_never_means_fewer_slots_where_rows_are_unchanged(
     request: SizingRequest, more: int
 ) -> None:  # fmt: skip
@@ -170,7 +165,6 @@ def test_a_larger_mamba_size_never_means_fewer_slots_where_rows_are_unchanged(
 
 
 @given(REQUESTS)
-@settings(deadline=None)
 def test_refusals_carry_the_numbers(request: SizingRequest) -> None:
     try:
         plan_memory(request)
@@ -201,7 +195,6 @@ FEW_SLOTS = SizingRequest(
 
 @given(REQUESTS)
 @example(FEW_SLOTS)
-@settings(max_examples=60, deadline=None)
 def test_storage_is_the_plan_and_its_tables_have_every_row(request: SizingRequest) -> None:
     plan = planned(request)
     storage = Storage.from_plan(plan)

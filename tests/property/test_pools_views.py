@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pools.layout import PoolLayout
@@ -40,7 +40,6 @@ def state_specs(draw: st.DrawFn) -> StateSpec:
 
 
 @given(state_specs(), st.integers(1, 9), st.integers(0, 4), st.integers(0, 4))
-@settings(max_examples=150, deadline=None)
 def test_views_never_overlap_and_cover_all_but_padding(
     spec: StateSpec, page_size: int, num_pages: int, num_slots: int
 ) -> None:  # fmt: skip

@@ -42,7 +42,8 @@ def test_the_batch_does_not_matter(row: list[float], seed: int, position: int, o
 @given(st.lists(finite, min_size=3, max_size=30, unique=True), st.integers(0, 10**9), st.integers(1, 5))
 def test_top_k_keeps_the_k_likeliest(row: list[float], seed: int, top_k: int) -> None:
     (sampled,) = sample(logits_of(row), [Choice(temperature=5.0, top_k=top_k, seed=seed)], [3])
-    assert sorted(row, reverse=True).index(row[sampled.token_id]) < top_k
+    # Logits that lie closer than exp() can tell apart are equally likely.
+    assert row[sampled.token_id] >= sorted(row, reverse=True)[min(top_k, len(row)) - 1] - 1e-6
 
 
 @given(st.lists(finite, min_size=3, max_size=30, unique=True), st.integers(0, 10**9), st.floats(0.05, 1.0))
