@@ -64,9 +64,10 @@ class Checkpoint:
         manifest = family.manifest(architecture, stored)
         return cls(folder, architecture, manifest, _used(folder, family, architecture, manifest, stored))
 
-    def weight_bytes(self, dtype: DType) -> int:
-        """Exact bytes of the decoder's weights when served in `dtype`."""
-        return dtype.itemsize * sum(piece.numel for pieces in self.manifest.values() for piece in pieces)
+    def weight_bytes(self, dtype: DType, rank: int = 0, ranks: int = 1) -> int:
+        """Exact bytes of one rank's weights when served in `dtype`."""
+        pieces = [piece for pieces in self.manifest.values() for piece in pieces]
+        return dtype.itemsize * sum(piece.numel(rank, ranks) for piece in pieces)
 
     def fingerprint(self) -> str:
         """A name for exactly this model: xxh3_128 over config.json, the tokenizer's files and all weights' bytes.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from models.architecture import Architecture, Attention, FeedForward, GatedDelta, Layer, Mamba2, Mixer, Mlp, Moe, Rope
+from models.architecture import Architecture, Block, Layer
 from models.batch import Batch
 from models.layers.attention import AttentionLayer
 from models.layers.gated_delta import GatedDeltaLayer
@@ -15,47 +15,68 @@ from models.layers.mamba2 import Mamba2Layer
 from models.layers.mlp import MlpLayer
 from models.layers.moe import MoeLayer
 from models.layers.norms import RmsNorm
-from models.layers.rotary import Rotation, rotation
+from models.layers.parallel import ParallelLayer
+from models.layers.ranks import SINGLE, Ranks, SharedEmbedding
+from models.layers.rotary import Rotations, rotation
+from models.parts.attention import Attention
+from models.parts.basics import Part, Rope
+from models.parts.feed_forward import Mlp, Moe
+from models.parts.gated_delta import GatedDelta
+from models.parts.mamba2 import Mamba2
+from models.parts.parallel import Parallel
 
 LayerState = Mapping[str, torch.Tensor]  # a layer's state tensors by name: all pages, or all slots
 
 
-class DecoderLayer(nn.Module):
-    """A mixer and a feed-forward layer, each behind a norm and beside a residual."""
+class DecoderBlock(nn.Module):
+    """A mixer or feed-forward layer, behind a norm, before one or both, and beside a residual."""
 
-    def __init__(self, layer: Layer, architecture: Architecture) -> None:
+    def __init__(self, block: Block, hidden: int, ranks: Ranks) -> None:
         super().__init__()
-        hidden = architecture.hidden_size
-        self.rope = layer.mixer.rope if isinstance(layer.mixer, Attention) else None
-        self.multiplier = architecture.residual_multiplier
-        self.mixer_norm = RmsNorm(hidden, architecture.norm)
-        self.mixer = _mixer(layer.mixer, hidden)
-        self.feed_forward_norm = RmsNorm(hidden, architecture.norm)
-        self.feed_forward = _feed_forward(layer.feed_forward, hidden)
+        self.multiplier = block.multiplier
+        self.norm = RmsNorm(hidden, block.norm) if block.norm else None
+        self.body = make_layer(block.body, hidden, ranks)
+        self.post_norm = RmsNorm(hidden, block.post_norm) if block.post_norm else None
+        self.mixes = not isinstance(block.body, Mlp | Moe)
 
-    def forward(
-        self, x: torch.Tensor, batch: Batch, state: LayerState, rotations: Mapping[Rope, Rotation]
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, batch: Batch, state: LayerState, rotations: Rotations) -> torch.Tensor:
         """(T, hidden) to (T, hidden)."""
-        by = rotations[self.rope] if self.rope else None
-        x = torch.add(x, self.mixer(self.mixer_norm(x), batch, state, by), alpha=self.multiplier)
-        return torch.add(x, self.feed_forward(self.feed_forward_norm(x)), alpha=self.multiplier)
+        y = self.norm(x) if self.norm else x
+        y = self.body(y, batch, state, rotations) if self.mixes else self.body(y)
+        return torch.add(x, self.post_norm(y) if self.post_norm else y, alpha=self.multiplier)
+
+
+class DecoderLayer(nn.Module):
+    """A chain of blocks that share one layer's state."""
+
+    def __init__(self, layer: Layer, hidden: int, ranks: Ranks) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(DecoderBlock(block, hidden, ranks) for block in layer.blocks)
+
+    def forward(self, x: torch.Tensor, batch: Batch, state: LayerState, rotations: Rotations) -> torch.Tensor:
+        """(T, hidden) to (T, hidden)."""
+        for block in self.blocks:
+            x = block(x, batch, state, rotations)
+        return x
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, head. Parameters are left unset: `models.weights` fills them."""
+    """Embedding, layers, head. Parameters are left unset: `models.weights` fills them.
 
-    def __init__(self, architecture: Architecture) -> None:
+    `ranks`: this process's place in a tensor-parallel group, which decides its part of every layer.
+    """
+
+    def __init__(self, architecture: Architecture, ranks: Ranks = SINGLE) -> None:
         super().__init__()
         hidden, vocab = architecture.hidden_size, architecture.vocab_size
         self.architecture = architecture
-        self.embedding = nn.Embedding(vocab, hidden)
-        self.layers = nn.ModuleList(DecoderLayer(layer, architecture) for layer in architecture.layers)
+        self.ranks = ranks
+        self.embedding = SharedEmbedding(vocab, hidden, ranks)
+        self.layers = nn.ModuleList(DecoderLayer(layer, hidden, ranks) for layer in architecture.layers)
         self.norm = RmsNorm(hidden, architecture.norm)
-        mixers = [layer.mixer for layer in architecture.layers]
-        self._ropes = {mixer.rope for mixer in mixers if isinstance(mixer, Attention) and mixer.rope}
+        self._ropes = set(_ropes(architecture))
         if not architecture.tied:
-            self.head = nn.Linear(hidden, vocab, bias=False)
+            self.head = SharedEmbedding(vocab, hidden, ranks)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,22 +92,35 @@ class Decoder(nn.Module):
             x = layer(x, batch, state, rotations)
         x = self.norm(x[batch.last])
         head = self.embedding if architecture.tied else self.head
-        return nn.functional.linear(x, head.weight).float() / architecture.logits_scaling
+        logits = head.logits(x).float() / architecture.logits_scaling
+        cap = architecture.logits_soft_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def _mixer(mixer: Mixer, hidden: int) -> nn.Module:
-    match mixer:
+def make_layer(part: Part, hidden: int, ranks: Ranks) -> nn.Module:
+    """The layer that computes a part. All but feed-forward layers are called with (x, batch, state, rotations)."""
+    match part:
         case Attention():
-            return AttentionLayer(mixer, hidden)
+            return AttentionLayer(part, hidden, ranks)
         case GatedDelta():
-            return GatedDeltaLayer(mixer, hidden)
+            return GatedDeltaLayer(part, hidden, ranks)
         case Mamba2():
-            return Mamba2Layer(mixer, hidden)
-
-
-def _feed_forward(feed_forward: FeedForward, hidden: int) -> nn.Module:
-    match feed_forward:
+            return Mamba2Layer(part, hidden, ranks)
         case Mlp():
-            return MlpLayer(feed_forward, hidden)
+            return MlpLayer(part, hidden, ranks)
         case Moe():
-            return MoeLayer(feed_forward, hidden)
+            return MoeLayer(part, hidden, ranks)
+        case Parallel():
+            return ParallelLayer(part, [make_layer(branch.body, hidden, ranks) for branch in part.branches])
+    raise TypeError(f"no layer computes a {type(part).__name__}")
+
+
+def _ropes(architecture: Architecture) -> Iterator[Rope]:
+    """Every distinct rotary embedding, computed once a step."""
+    bodies: list[Part] = [block.body for layer in architecture.layers for block in layer.blocks]
+    while bodies:
+        body = bodies.pop()
+        if isinstance(body, Parallel):
+            bodies += [branch.body for branch in body.branches]
+        elif isinstance(body, Attention) and body.rope:
+            yield body.rope

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 
-from models.architecture import Rope
 from models.config import Config
 from models.errors import ConfigError
+from models.parts.basics import Rope
 
 DEFAULT_THETA = 10_000.0
 _SPELLINGS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})

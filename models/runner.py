@@ -24,10 +24,10 @@ class Runner:
         self._states: list[dict[str, torch.Tensor]] = [{} for _ in decoder.architecture.layers]
         for group in storage.layout.spec.paged:
             for layer in group.layers:
-                self._states[layer] = {tensor.name: storage.paged(layer, tensor.name) for tensor in group.tensors}
+                self._states[layer] |= {tensor.name: storage.paged(layer, tensor.name) for tensor in group.tensors}
         for slots in storage.layout.spec.slots:
             for layer in slots.layers:
-                self._states[layer] = {tensor.name: storage.slotted(layer, tensor.name) for tensor in slots.tensors}
+                self._states[layer] |= {tensor.name: storage.slotted(layer, tensor.name) for tensor in slots.tensors}
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:

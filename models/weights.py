@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from models.checkpoint import Checkpoint
 from models.decoder import Decoder
+from models.layers.ranks import SINGLE, Ranks
 from models.manifest import Piece
 from pools.spec import DType
 from pools.storage import TORCH_DTYPE
 
 
-def load_decoder(checkpoint: Checkpoint, dtype: DType, device: str = "cpu") -> Decoder:
-    """The checkpoint's decoder, with weights converted to `dtype`.
+def load_decoder(checkpoint: Checkpoint, dtype: DType, device: str = "cpu", ranks: Ranks = SINGLE) -> Decoder:
+    """The checkpoint's decoder, or one rank's part of it, with weights converted to `dtype`.
 
-    Each file is read once and each stored tensor is held only while it is copied, so the peak is the weights plus
-    one tensor.
+    Files are mapped, each is opened once, and only the slices that this rank needs are read, one after the other: the
+    peak is the weights plus one slice.
     """
     with torch.device("meta"):
-        decoder = Decoder(checkpoint.architecture)
+        decoder = Decoder(checkpoint.architecture, ranks)
     decoder = decoder.to(TORCH_DTYPE[dtype]).to_empty(device=device).requires_grad_(False)
-    for name, copies in _copies(checkpoint, decoder).items():
-        with safe_open(checkpoint.tensors[name].file, framework="pt") as file:
-            stored = file.get_tensor(name)
-        for piece, target in copies:
-            target.copy_(_rows(stored, piece).reshape(target.shape))
+    for file, copies in _copies(checkpoint, decoder, ranks).items():
+        with safe_open(file, framework="pt") as stored:
+            for piece, target in copies:
+                _fill(target, stored.get_slice(piece.name), piece, ranks)
     return decoder.eval()
 
 
-def _copies(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, list[tuple[Piece, torch.Tensor]]]:
-    """For each stored tensor, the parts of parameters that it fills."""
+def _copies(checkpoint: Checkpoint, decoder: Decoder, ranks: Ranks) -> dict[str, list[tuple[Piece, torch.Tensor]]]:
+    """For each file, the pieces in it and the parts of parameters that they fill."""
     parameters = dict(decoder.named_parameters())
     if parameters.keys() != checkpoint.manifest.keys():
         raise RuntimeError(
@@ -40,12 +41,21 @@ def _copies(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, list[tuple[Pi
         )
     copies: dict[str, list[tuple[Piece, torch.Tensor]]] = defaultdict(list)
     for name, pieces in checkpoint.manifest.items():
-        parts = torch.split(parameters[name].data.view(-1), [piece.numel for piece in pieces])
+        sizes = [piece.numel(ranks.rank, ranks.size) for piece in pieces]
+        parts = torch.split(parameters[name].data.view(-1), sizes)
         for piece, part in zip(pieces, parts, strict=True):
-            copies[piece.name].append((piece, part))
+            copies[str(checkpoint.tensors[piece.name].file)].append((piece, part))
     return copies
 
 
-def _rows(stored: torch.Tensor, piece: Piece) -> torch.Tensor:
-    runs = stored.reshape(piece.groups, -1, *stored.shape[1:])
-    return runs[:, piece.start : piece.stop]
+def _fill(target: torch.Tensor, stored: Any, piece: Piece, ranks: Ranks) -> None:
+    """Copy one piece's spans into `target` (flat), which they fill."""
+    spans = piece.spans(ranks.rank, ranks.size)
+    shape = list(piece.shape)
+    shape[piece.axis] = sum(len(span) for span in spans)
+    target = target.view(shape)
+    done = 0
+    for span in spans:
+        where = (slice(None),) * piece.axis
+        target[(*where, slice(done, done + len(span)))].copy_(stored[(*where, slice(span.start, span.stop))])
+        done += len(span)

@@ -4,14 +4,15 @@ A `StateSpec` holds *paged groups* (tensors that grow by token: K and V) and *sl
 shape per request: convolution windows, recurrent states). Sizes, layouts, hand-offs and handshakes follow from it
 alone, so a new model family changes nothing in `pools` or `transfer`.
 
-Shapes are those of the whole model (not of one TP rank); sizes are in bytes unless a name says otherwise.
+A family declares the shapes of the whole model; `of_rank` gives those of one tensor-parallel rank. Sizes are in bytes
+unless a name says otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from math import prod
 
@@ -28,6 +29,26 @@ class DType(Enum):
     def itemsize(self) -> int:
         """Bytes of one element."""
         return 2 if self in (DType.BFLOAT16, DType.FLOAT16) else 4
+
+
+def share(units: int, rank: int, ranks: int) -> range:
+    """The units (heads, groups) of one of `ranks` tensor-parallel ranks: equal shares, in order.
+
+    With fewer units than ranks each unit is replicated over neighbouring ranks. Raises ValueError when neither
+    number divides the other.
+    """
+    if units % ranks and ranks % units:
+        raise ValueError(f"neither of {units} and {ranks} divides the other")
+    if units >= ranks:
+        each = units // ranks
+        return range(rank * each, (rank + 1) * each)
+    return range(rank * units // ranks, rank * units // ranks + 1)
+
+
+def share_unevenly(units: int, rank: int, ranks: int) -> range:
+    """The same for units of any number, a vocabulary's tokens: the last ranks have fewer, or none."""
+    each = -(-units // ranks)
+    return range(min(rank * each, units), min((rank + 1) * each, units))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,14 @@ class TensorSpec:
         """Bytes of one token's (paged) or one request's (slot) worth of this tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
+    def of_rank(self, rank: int, ranks: int) -> TensorSpec:
+        """One tensor-parallel rank's part. Raises ValueError when ranks cannot share a segment."""
+        parts = [len(share(segment.units, rank, ranks)) for segment in self.segments]
+        segments = tuple(replace(segment, units=units) for segment, units in zip(self.segments, parts, strict=True))
+        shape = list(self.shape)
+        shape[self.axis] = sum(segment.size for segment in segments)
+        return replace(self, shape=tuple(shape), segments=segments)
+
 
 @dataclass(frozen=True, slots=True)
 class PagedGroup:
@@ -121,6 +150,17 @@ class StateSpec:
     def bytes_per_slot(self) -> int:
         """Slot bytes per request, over all groups and layers, before any alignment."""
         return sum(group.bytes_per_slot for group in self.slots)
+
+    def of_rank(self, rank: int, ranks: int) -> StateSpec:
+        """What one tensor-parallel rank keeps of it. Raises ValueError when ranks cannot share it."""
+
+        def part(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(tensor.of_rank(rank, ranks) for tensor in tensors)
+
+        return StateSpec(
+            tuple(replace(group, tensors=part(group.tensors)) for group in self.paged),
+            tuple(replace(group, tensors=part(group.tensors)) for group in self.slots),
+        )
 
     def digest(self) -> str:
         """A short name for this exact declaration; equal digests mean equal specs."""

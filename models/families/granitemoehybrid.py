@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from models.architecture import Architecture, Attention, FeedForward, Layer, Mamba2, Mixer, Mlp, Moe, Norm
+from models.architecture import Architecture, Block, Layer
 from models.config import Config
 from models.errors import ConfigError
 from models.families.family import Family
-from models.manifest import Manifest, Names, Piece, Pieces, attention_pieces, decoder_manifest
+from models.manifest import Manifest, Names, Piece, Pieces, decoder_manifest
+from models.parts.attention import Attention
+from models.parts.basics import Norm, Part
+from models.parts.feed_forward import Mlp, Moe, Router
+from models.parts.mamba2 import Mamba2
+from models.pieces import attention_pieces, mamba2_pieces
 from models.rope import read_rope
 
 MAMBA = ("linear_attention", "mamba")  # transformers 5 and earlier files
@@ -26,24 +31,24 @@ def architecture(config: Config) -> Architecture:
     kinds = kinds or MAMBA[:1] * layers
     if len(kinds) != layers:
         raise ConfigError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {layers}")
-    mixers: dict[str, Mixer] = {}
+    mixers: dict[str, Part] = {}
     if set(kinds) & set(MAMBA):
         mixers |= dict.fromkeys(MAMBA, _mamba(config, hidden, norm))
     if set(kinds) & set(ATTENTION):
         mixers |= dict.fromkeys(ATTENTION, _attention(config, hidden, max_positions))
     if unknown := set(kinds) - mixers.keys():
         raise ConfigError(f"layer_types has {sorted(unknown)}; implemented: {', '.join(MAMBA + ATTENTION)}")
-    feed_forward = _feed_forward(config)
+    multiplier = config.number("residual_multiplier", 1.0)
+    feed_forward = Block(_feed_forward(config), norm, multiplier=multiplier)
     return Architecture(
         model_type="granitemoehybrid",
         vocab_size=config.integer("vocab_size", 32000),
         hidden_size=hidden,
         max_context_tokens=max_positions,
-        layers=tuple(Layer(mixers[kind], feed_forward) for kind in kinds),
+        layers=tuple(Layer((Block(mixers[kind], norm, multiplier=multiplier), feed_forward)) for kind in kinds),
         norm=norm,
         tied=config.flag("tie_word_embeddings", False),
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
-        residual_multiplier=config.number("residual_multiplier", 1.0),
         logits_scaling=config.number("logits_scaling", 1.0),
     )
 
@@ -51,6 +56,7 @@ def architecture(config: Config) -> Architecture:
 def _attention(config: Config, hidden: int, max_positions: int) -> Attention:
     heads = config.integer("num_attention_heads", 32)
     head_dim = config.integer("head_dim", hidden // heads)
+    bias = config.flag("attention_bias", False)
     positions = config.one_of("position_embedding_type", None, None, "rope", "nope")
     return Attention(
         heads=heads,
@@ -58,7 +64,8 @@ def _attention(config: Config, hidden: int, max_positions: int) -> Attention:
         head_dim=head_dim,
         scale=config.number("attention_multiplier", 1.0),
         rope=read_rope(config, head_dim, max_positions) if positions == "rope" else None,
-        bias=config.flag("attention_bias", False),
+        qkv_bias=bias,
+        out_bias=bias,
     )
 
 
@@ -87,63 +94,49 @@ def _mamba(config: Config, hidden: int, norm: Norm) -> Mamba2:
     )
 
 
-def _feed_forward(config: Config) -> FeedForward:
+def _feed_forward(config: Config) -> Part:
     shared = Mlp(config.integer("shared_intermediate_size", 1024))
     experts = config.integer("num_local_experts", 8, minimum=0)
     if not experts:
         return shared
-    return Moe(
-        experts=experts,
-        per_token=config.integer("num_experts_per_tok", 2),
-        intermediate=config.integer("intermediate_size", 11008),
-        renormalize=True,
-        shared=shared,
-        shared_gate=False,
-    )
+    router = Router(experts, config.integer("num_experts_per_tok", 2))
+    return Moe(router, Mlp(config.integer("intermediate_size", 11008)), shared)
 
 
 def manifest(architecture: Architecture, stored: Collection[str]) -> Manifest:
     """Names as published; gate and up lie in one tensor `input_linear` there, experts in one of three dimensions."""
     hidden = architecture.hidden_size
 
-    def layer(index: int, ours: str, disk: str) -> Pieces:
-        mixer, feed_forward = architecture.layers[index].mixer, architecture.layers[index].feed_forward
-        if isinstance(mixer, Mamba2):
-            yield from _mamba_pieces(mixer, hidden, f"{ours}mixer.", f"{disk}mamba.")
-        elif isinstance(mixer, Attention):
-            yield from attention_pieces(mixer, hidden, f"{ours}mixer.", f"{disk}self_attn.")
-        if isinstance(feed_forward, Moe):
-            yield from _moe_pieces(feed_forward, hidden, f"{ours}feed_forward.", f"{disk}block_sparse_moe.")
-            shared, ours_shared = feed_forward.shared, f"{ours}feed_forward.shared."
-        else:
-            shared, ours_shared = feed_forward, f"{ours}feed_forward."
-        size, shared_disk = shared.intermediate, f"{disk}shared_mlp."
-        yield f"{ours_shared}gate_up.weight", (Piece(f"{shared_disk}input_linear.weight", (2 * size, hidden)),)
-        yield f"{ours_shared}down.weight", (Piece(f"{shared_disk}output_linear.weight", (hidden, size)),)
+    def layer(index: int, block: int, ours: str, disk: str) -> Pieces:
+        body = architecture.layers[index].blocks[block].body
+        if isinstance(body, Mamba2):
+            yield from mamba2_pieces(body, hidden, ours, f"{disk}mamba.")
+        elif isinstance(body, Attention):
+            yield from attention_pieces(body, hidden, ours, f"{disk}self_attn.")
+        elif isinstance(body, Mlp):
+            yield from _mlp_pieces(body, hidden, ours, f"{disk}shared_mlp.")
+        elif isinstance(body, Moe):
+            yield from _moe_pieces(body, hidden, ours, f"{disk}block_sparse_moe.")
+            if body.shared:
+                yield from _mlp_pieces(body.shared, hidden, f"{ours}shared.", f"{disk}shared_mlp.")
 
-    return decoder_manifest(architecture, Names("model."), layer)
+    return decoder_manifest(architecture, Names(), layer)
+
+
+def _mlp_pieces(mlp: Mlp, hidden: int, ours: str, disk: str) -> Pieces:
+    size, name = mlp.intermediate, f"{disk}input_linear.weight"
+    gate, up = (
+        Piece(name, (2 * size, hidden), units=size, begin=begin, end=begin + size) for begin in (0, size)
+    )  # fmt: skip
+    yield f"{ours}up.weight", (gate, up)
+    yield f"{ours}down.weight", (Piece(f"{disk}output_linear.weight", (hidden, size), units=size, axis=1),)
 
 
 def _moe_pieces(moe: Moe, hidden: int, ours: str, disk: str) -> Pieces:
-    experts, size = moe.experts, moe.intermediate
+    experts, size = moe.router.experts, moe.expert.intermediate
     yield f"{ours}router.weight", (Piece(f"{disk}router.layer.weight", (experts, hidden)),)
-    yield f"{ours}gate_up", (Piece(f"{disk}input_linear.weight", (experts, 2 * size, hidden)),)
-    yield f"{ours}down", (Piece(f"{disk}output_linear.weight", (experts, hidden, size)),)
-
-
-def _mamba_pieces(mamba: Mamba2, hidden: int, ours: str, disk: str) -> Pieces:
-    rows = mamba.channels + mamba.conv_channels + mamba.heads
-    yield f"{ours}input.weight", (Piece(f"{disk}in_proj.weight", (rows, hidden)),)
-    yield f"{ours}out.weight", (Piece(f"{disk}out_proj.weight", (hidden, mamba.channels)),)
-    if mamba.bias:
-        yield f"{ours}input.bias", (Piece(f"{disk}in_proj.bias", (rows,)),)
-        yield f"{ours}out.bias", (Piece(f"{disk}out_proj.bias", (hidden,)),)
-    yield f"{ours}conv.weight", (Piece(f"{disk}conv1d.weight", (mamba.conv_channels, 1, mamba.conv_width)),)
-    if mamba.conv_bias:
-        yield f"{ours}conv.bias", (Piece(f"{disk}conv1d.bias", (mamba.conv_channels,)),)
-    for name, stored in {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D"}.items():
-        yield f"{ours}{name}", (Piece(f"{disk}{stored}", (mamba.heads,)),)
-    yield f"{ours}norm_weight", (Piece(f"{disk}norm.weight", (mamba.channels,)),)
+    yield f"{ours}up", (Piece(f"{disk}input_linear.weight", (experts, 2 * size, hidden), units=experts),)
+    yield f"{ours}down", (Piece(f"{disk}output_linear.weight", (experts, hidden, size), units=experts),)
 
 
 GRANITEMOEHYBRID = Family("granitemoehybrid", architecture, manifest, ignored=r".*\.rotary_emb\.inv_freq")

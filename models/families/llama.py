@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from models.architecture import Architecture, Attention, Layer, Mlp, Norm
+from models.architecture import Architecture, Block, Layer
 from models.config import Config
 from models.families.family import Family
-from models.manifest import Manifest, Names, Pieces, attention_pieces, decoder_manifest, mlp_pieces
+from models.manifest import Manifest, Names, Pieces, decoder_manifest
+from models.parts.attention import Attention
+from models.parts.basics import Norm
+from models.parts.feed_forward import Mlp
+from models.pieces import attention_pieces, mlp_pieces
 from models.rope import read_rope
 
 
@@ -18,24 +22,26 @@ def architecture(config: Config) -> Architecture:
     head_dim = config.integer("head_dim", hidden // heads)
     max_positions = config.integer("max_position_embeddings", 2048)
     config.one_of("hidden_act", "silu", "silu")
-    layer = Layer(
-        Attention(
-            heads=heads,
-            kv_heads=config.integer("num_key_value_heads", heads),
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            rope=read_rope(config, head_dim, max_positions),
-            bias=config.flag("attention_bias", False),
-        ),
-        Mlp(config.integer("intermediate_size", 11008), bias=config.flag("mlp_bias", False)),
+    norm = Norm(config.number("rms_norm_eps", 1e-6))
+    bias = config.flag("attention_bias", False)
+    attention = Attention(
+        heads=heads,
+        kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim, max_positions),
+        qkv_bias=bias,
+        out_bias=bias,
     )
+    mlp = Mlp(config.integer("intermediate_size", 11008), bias=config.flag("mlp_bias", False))
+    layer = Layer((Block(attention, norm), Block(mlp, norm)))
     return Architecture(
         model_type="llama",
         vocab_size=config.integer("vocab_size", 32000),
         hidden_size=hidden,
         max_context_tokens=max_positions,
         layers=(layer,) * config.integer("num_hidden_layers", 32),
-        norm=Norm(config.number("rms_norm_eps", 1e-6)),
+        norm=norm,
         tied=config.flag("tie_word_embeddings", False),
     )
 
@@ -43,14 +49,16 @@ def architecture(config: Config) -> Architecture:
 def manifest(architecture: Architecture, stored: Collection[str]) -> Manifest:
     """Names as published: `model.layers.N.self_attn.q_proj.weight` and so on."""
 
-    def layer(index: int, ours: str, disk: str) -> Pieces:
-        mixer, feed_forward = architecture.layers[index].mixer, architecture.layers[index].feed_forward
-        assert isinstance(mixer, Attention)
-        assert isinstance(feed_forward, Mlp)
-        yield from attention_pieces(mixer, architecture.hidden_size, f"{ours}mixer.", f"{disk}self_attn.")
-        yield from mlp_pieces(feed_forward, architecture.hidden_size, f"{ours}feed_forward.", f"{disk}mlp.")
+    hidden = architecture.hidden_size
 
-    return decoder_manifest(architecture, Names("model."), layer)
+    def layer(index: int, block: int, ours: str, disk: str) -> Pieces:
+        body = architecture.layers[index].blocks[block].body
+        if isinstance(body, Attention):
+            return attention_pieces(body, hidden, ours, f"{disk}self_attn.")
+        assert isinstance(body, Mlp)
+        return mlp_pieces(body, hidden, ours, f"{disk}mlp.")
+
+    return decoder_manifest(architecture, Names(), layer)
 
 
 # Old checkpoints store the rotary frequencies, which follow from config.json.

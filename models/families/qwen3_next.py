@@ -6,13 +6,18 @@ Qwen3.5 is published with a vision tower; the text decoder is read from `text_co
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from models.architecture import Architecture, Attention, FeedForward, GatedDelta, Layer, Mixer, Mlp, Moe, Norm
+from models.architecture import Architecture, Block, Layer
 from models.config import Config
 from models.errors import ConfigError
 from models.families.family import Family
-from models.manifest import Manifest, Names, Piece, Pieces, attention_pieces, decoder_manifest, mlp_pieces
+from models.manifest import Manifest, Names, Piece, Pieces, decoder_manifest
+from models.parts.attention import Attention
+from models.parts.basics import Norm, Part
+from models.parts.feed_forward import Mlp, Moe, Router
+from models.parts.gated_delta import GatedDelta
+from models.pieces import attention_pieces, expert_pieces, mlp_pieces, stretches
 from models.rope import read_rope
 
 IGNORED = r"mtp\..*|model\.visual\..*"  # draft layers and the vision tower
@@ -27,7 +32,7 @@ def qwen3_next(config: Config) -> Architecture:
     if config.integer("num_experts", 512, minimum=0):
         sparse = _moe(config, experts=512, per_token=10, renormalize=config.flag("norm_topk_prob", True))
 
-    def feed_forward(index: int) -> FeedForward:
+    def feed_forward(index: int) -> Part:
         return dense if sparse is None or index in dense_layers or (index + 1) % sparse_step else sparse
 
     layers = config.integer("num_hidden_layers", 48)
@@ -55,7 +60,7 @@ def _text(config: Config) -> Config:
 
 
 def _architecture(
-    config: Config, model_type: str, vocab: int, hidden: int, kv_heads: int, feed_forwards: list[FeedForward]
+    config: Config, model_type: str, vocab: int, hidden: int, kv_heads: int, feed_forwards: Sequence[Part]
 ) -> Architecture:
     hidden = config.integer("hidden_size", hidden)
     eps = config.number("rms_norm_eps", 1e-6)
@@ -66,7 +71,7 @@ def _architecture(
         "linear_attention" if (index + 1) % every else "full_attention" for index in range(len(feed_forwards))
     )
     kinds = config.strings("layer_types", default)
-    mixers: dict[str, Mixer] = {
+    mixers: dict[str, Part] = {
         "linear_attention": _gated_delta(config, eps),
         "full_attention": _attention(config, kv_heads, eps, max_positions),
     }
@@ -74,13 +79,17 @@ def _architecture(
         raise ConfigError(f"layer_types has {sorted(unknown)}; implemented: {', '.join(mixers)}")
     if len(kinds) != len(feed_forwards):
         raise ConfigError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {len(feed_forwards)}")
+    norm = Norm(eps, unit_offset=True)
     return Architecture(
         model_type=model_type,
         vocab_size=config.integer("vocab_size", vocab),
         hidden_size=hidden,
         max_context_tokens=max_positions,
-        layers=tuple(Layer(mixers[kind], feed) for kind, feed in zip(kinds, feed_forwards, strict=True)),
-        norm=Norm(eps, unit_offset=True),
+        layers=tuple(
+            Layer((Block(mixers[kind], norm), Block(feed_forward, norm)))
+            for kind, feed_forward in zip(kinds, feed_forwards, strict=True)
+        ),
+        norm=norm,
         tied=config.flag("tie_word_embeddings", False),
     )
 
@@ -90,6 +99,7 @@ def _attention(config: Config, kv_heads: int, eps: float, max_positions: int) ->
     config.one_of("attn_output_gate", True, True)
     # Interleaved multimodal rotary sections equal plain rotary positions when all three coordinates are the same.
     rope = read_rope(config, head_dim, max_positions, partial=0.25, unused=("mrope_section", "mrope_interleaved"))
+    bias = config.flag("attention_bias", False)
     return Attention(
         heads=config.integer("num_attention_heads", 16),
         kv_heads=config.integer("num_key_value_heads", kv_heads),
@@ -98,7 +108,8 @@ def _attention(config: Config, kv_heads: int, eps: float, max_positions: int) ->
         rope=rope,
         qk_norm=Norm(eps, unit_offset=True),
         output_gate=True,
-        bias=config.flag("attention_bias", False),
+        qkv_bias=bias,
+        out_bias=bias,
     )
 
 
@@ -115,11 +126,14 @@ def _gated_delta(config: Config, eps: float) -> GatedDelta:
 
 
 def _moe(config: Config, *, experts: int, per_token: int, renormalize: bool) -> Moe:
-    return Moe(
-        experts=config.integer("num_experts", experts),
-        per_token=config.integer("num_experts_per_tok", per_token),
-        intermediate=config.integer("moe_intermediate_size", 512),
+    router = Router(
+        config.integer("num_experts", experts),
+        config.integer("num_experts_per_tok", per_token),
         renormalize=renormalize,
+    )
+    return Moe(
+        router,
+        Mlp(config.integer("moe_intermediate_size", 512)),
         shared=Mlp(config.integer("shared_expert_intermediate_size", 512)),
         shared_gate=True,
     )
@@ -130,65 +144,76 @@ def manifest(architecture: Architecture, stored: Collection[str]) -> Manifest:
     hidden = architecture.hidden_size
     multimodal = "model.language_model.embed_tokens.weight" in stored
 
-    def layer(index: int, ours: str, disk: str) -> Pieces:
-        mixer, feed_forward = architecture.layers[index].mixer, architecture.layers[index].feed_forward
-        if isinstance(mixer, GatedDelta):
-            yield from _delta_pieces(mixer, hidden, f"{ours}mixer.", f"{disk}linear_attn.", architecture.model_type)
-        elif isinstance(mixer, Attention):
-            yield from attention_pieces(mixer, hidden, f"{ours}mixer.", f"{disk}self_attn.")
-        if isinstance(feed_forward, Moe):
-            yield from _moe_pieces(feed_forward, hidden, f"{ours}feed_forward.", f"{disk}mlp.", stored)
-        else:
-            yield from mlp_pieces(feed_forward, hidden, f"{ours}feed_forward.", f"{disk}mlp.")
+    def layer(index: int, block: int, ours: str, disk: str) -> Pieces:
+        body = architecture.layers[index].blocks[block].body
+        if isinstance(body, GatedDelta):
+            yield from _delta_pieces(body, hidden, ours, f"{disk}linear_attn.", architecture.model_type)
+        elif isinstance(body, Attention):
+            yield from attention_pieces(body, hidden, ours, f"{disk}self_attn.")
+        elif isinstance(body, Moe):
+            yield from _moe_pieces(body, hidden, ours, f"{disk}mlp.", stored)
+        elif isinstance(body, Mlp):
+            yield from mlp_pieces(body, hidden, ours, f"{disk}mlp.")
 
     return decoder_manifest(architecture, Names("model.language_model." if multimodal else "model."), layer)
 
 
 def _delta_pieces(delta: GatedDelta, hidden: int, ours: str, disk: str, model_type: str) -> Pieces:
     inputs = _interleaved_inputs if model_type == "qwen3_next" else _plain_inputs
-    values = delta.value_heads * delta.value_dim
+    heads, values = delta.value_heads, delta.value_heads * delta.value_dim
     yield f"{ours}input.weight", inputs(delta, hidden, disk)
-    yield f"{ours}conv.weight", (Piece(f"{disk}conv1d.weight", (delta.conv_channels, 1, delta.conv_width)),)
-    yield f"{ours}log_rate", (Piece(f"{disk}A_log", (delta.value_heads,)),)
-    yield f"{ours}step_bias", (Piece(f"{disk}dt_bias", (delta.value_heads,)),)
+    shape = (delta.conv_channels, 1, delta.conv_width)
+    yield f"{ours}conv.weight", stretches(f"{disk}conv1d.weight", shape, _convolved(delta))
+    yield f"{ours}log_rate", (Piece(f"{disk}A_log", (heads,), units=heads),)
+    yield f"{ours}step_bias", (Piece(f"{disk}dt_bias", (heads,), units=heads),)
     yield f"{ours}norm.weight", (Piece(f"{disk}norm.weight", (delta.value_dim,)),)
-    yield f"{ours}out.weight", (Piece(f"{disk}out_proj.weight", (hidden, values)),)
+    yield f"{ours}out.weight", (Piece(f"{disk}out_proj.weight", (hidden, values), units=heads, axis=1),)
+
+
+def _convolved(delta: GatedDelta) -> list[tuple[int, int]]:
+    keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
+    return [(keys, delta.key_heads), (keys, delta.key_heads), (values, delta.value_heads)]
 
 
 def _plain_inputs(delta: GatedDelta, hidden: int, disk: str) -> tuple[Piece, ...]:
     """[q k v] and z, b, a in tensors of their own."""
     heads = delta.value_heads
-    rows = {"qkv": delta.conv_channels, "z": heads * delta.value_dim, "b": heads, "a": heads}
-    return tuple(Piece(f"{disk}in_proj_{name}.weight", (size, hidden)) for name, size in rows.items())
+    qkv = stretches(f"{disk}in_proj_qkv.weight", (delta.conv_channels, hidden), _convolved(delta))
+    rows = {"z": heads * delta.value_dim, "b": heads, "a": heads}
+    rest = [Piece(f"{disk}in_proj_{name}.weight", (size, hidden), units=heads) for name, size in rows.items()]
+    return (*qkv, *rest)
 
 
 def _interleaved_inputs(delta: GatedDelta, hidden: int, disk: str) -> tuple[Piece, ...]:
     """[q k v z] of the first key head, of the second, …, and [b a] likewise."""
     heads = delta.value_heads // delta.key_heads
-    values = heads * delta.value_dim
+    values = (heads * delta.value_dim, delta.value_heads)
+    keys = (delta.key_dim, delta.key_heads)
     pieces: list[Piece] = []
-    for name, widths in {"qkvz": (delta.key_dim, delta.key_dim, values, values), "ba": (heads, heads)}.items():
-        shape = (delta.key_heads * sum(widths), hidden)
+    for name, parts in {
+        "qkvz": (keys, keys, values, values),
+        "ba": ((heads, delta.value_heads), (heads, delta.value_heads)),
+    }.items():
+        shape = (delta.key_heads * sum(width for width, _ in parts), hidden)
         start = 0
-        for width in widths:
-            pieces.append(Piece(f"{disk}in_proj_{name}.weight", shape, delta.key_heads, start, start + width))
-            start += width
+        for width, units in parts:
+            name_on_disk, stop = f"{disk}in_proj_{name}.weight", start + width
+            pieces.append(Piece(name_on_disk, shape, units=units, runs=delta.key_heads, start=start, stop=stop))
+            start = stop
     return tuple(pieces)
 
 
 def _moe_pieces(moe: Moe, hidden: int, ours: str, disk: str, stored: Collection[str]) -> Pieces:
-    yield f"{ours}router.weight", (Piece(f"{disk}gate.weight", (moe.experts, hidden)),)
+    experts, size = moe.router.experts, moe.expert.intermediate
+    yield f"{ours}router.weight", (Piece(f"{disk}gate.weight", (experts, hidden)),)
     yield f"{ours}shared_gate.weight", (Piece(f"{disk}shared_expert_gate.weight", (1, hidden)),)
-    yield from mlp_pieces(moe.shared, hidden, f"{ours}shared.", f"{disk}shared_expert.")
-    size = moe.intermediate
+    if moe.shared:
+        yield from mlp_pieces(moe.shared, hidden, f"{ours}shared.", f"{disk}shared_expert.")
     if f"{disk}experts.gate_up_proj" in stored:
-        yield f"{ours}gate_up", (Piece(f"{disk}experts.gate_up_proj", (moe.experts, 2 * size, hidden)),)
-        yield f"{ours}down", (Piece(f"{disk}experts.down_proj", (moe.experts, hidden, size)),)
-        return
-    experts = [f"{disk}experts.{expert}." for expert in range(moe.experts)]
-    rows = [f"{expert}{name}.weight" for expert in experts for name in ("gate_proj", "up_proj")]
-    yield f"{ours}gate_up", tuple(Piece(name, (size, hidden)) for name in rows)
-    yield f"{ours}down", tuple(Piece(f"{expert}down_proj.weight", (hidden, size)) for expert in experts)
+        yield f"{ours}up", (Piece(f"{disk}experts.gate_up_proj", (experts, 2 * size, hidden), units=experts),)
+        yield f"{ours}down", (Piece(f"{disk}experts.down_proj", (experts, hidden, size), units=experts),)
+    else:
+        yield from expert_pieces(moe, hidden, ours, f"{disk}experts.")
 
 
 QWEN3_NEXT = Family("qwen3_next", qwen3_next, manifest, IGNORED)

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.architecture import Attention
 from models.batch import Batch
 from models.layers.norms import RmsNorm
-from models.layers.rotary import Rotation, rotate
+from models.layers.ranks import Ranks, SumLinear
+from models.layers.rotary import Rotations, rotate
+from models.parts.attention import Attention
 
 
 class AttentionLayer(nn.Module):
@@ -20,19 +21,19 @@ class AttentionLayer(nn.Module):
     State: `k` and `v`, both (pages, page_size, kv_heads, head_dim).
     """
 
-    def __init__(self, attention: Attention, hidden_size: int) -> None:
+    def __init__(self, attention: Attention, hidden_size: int, ranks: Ranks) -> None:
         super().__init__()
-        self.attention = attention
+        self.attention = attention = attention.share(ranks.size)
         head_dim, queries, keys = attention.head_dim, attention.heads, attention.kv_heads
         self.widths = [queries * head_dim * (2 if attention.output_gate else 1), keys * head_dim, keys * head_dim]
-        self.qkv = nn.Linear(hidden_size, sum(self.widths), bias=attention.bias)
-        self.out = nn.Linear(queries * head_dim, hidden_size, bias=attention.bias)
+        self.qkv = nn.Linear(hidden_size, sum(self.widths), bias=attention.qkv_bias)
+        self.out = SumLinear(queries * head_dim, hidden_size, bias=attention.out_bias, ranks=ranks)
         if attention.qk_norm:
             self.q_norm = RmsNorm(head_dim, attention.qk_norm)
             self.k_norm = RmsNorm(head_dim, attention.qk_norm)
 
     def forward(
-        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotation: Rotation | None
+        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotations: Rotations
     ) -> torch.Tensor:
         """(T, hidden) to (T, hidden); writes this step's k and v into their pages."""
         attention = self.attention
@@ -42,8 +43,8 @@ class AttentionLayer(nn.Module):
             q, gate = q.unflatten(1, (attention.heads, 2)).unbind(2)
         if attention.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        if rotation:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        if attention.rope:
+            q, k = rotate(q, rotations[attention.rope]), rotate(k, rotations[attention.rope])
         state["k"][batch.write_pages, batch.write_offsets] = k
         state["v"][batch.write_pages, batch.write_offsets] = v
 

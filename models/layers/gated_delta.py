@@ -16,12 +16,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.architecture import GatedDelta
 from models.batch import Batch
 from models.layers.convolution import Convolution
 from models.layers.norms import RmsNorm
+from models.layers.ranks import Ranks, SumLinear
 from models.layers.recurrence import advance
-from models.layers.rotary import Rotation
+from models.layers.rotary import Rotations
+from models.parts.gated_delta import GatedDelta
 
 CHUNK = 64  # tokens that are solved together
 NORM_EPS = 1e-6  # of the unit length of q and k: the reference kernels fix it
@@ -30,9 +31,9 @@ NORM_EPS = 1e-6  # of the unit length of q and k: the reference kernels fix it
 class GatedDeltaLayer(nn.Module):
     """State: `conv`, see Convolution, and `recurrent`, (slots, value_heads, key_dim, value_dim) float32."""
 
-    def __init__(self, delta: GatedDelta, hidden_size: int) -> None:
+    def __init__(self, delta: GatedDelta, hidden_size: int, ranks: Ranks) -> None:
         super().__init__()
-        self.delta = delta
+        self.delta = delta = delta.share(ranks.size)
         heads, values = delta.value_heads, delta.value_heads * delta.value_dim
         self.widths = [delta.conv_channels, values, heads, heads]
         self.input = nn.Linear(hidden_size, sum(self.widths), bias=False)
@@ -40,10 +41,10 @@ class GatedDeltaLayer(nn.Module):
         self.log_rate = nn.Parameter(torch.empty(heads))
         self.step_bias = nn.Parameter(torch.empty(heads))
         self.norm = RmsNorm(delta.value_dim, delta.norm)
-        self.out = nn.Linear(values, hidden_size, bias=False)
+        self.out = SumLinear(values, hidden_size, bias=False, ranks=ranks)
 
     def forward(
-        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotation: Rotation | None
+        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotations: Rotations
     ) -> torch.Tensor:
         """(T, hidden) to (T, hidden); moves the states in their slots forward."""
         mixed, gate, write, step = torch.split(self.input(x), self.widths, dim=-1)

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.architecture import Mamba2
 from models.batch import Batch
 from models.layers.convolution import Convolution
-from models.layers.norms import grouped_rms_norm
+from models.layers.norms import GroupedRmsNorm
+from models.layers.ranks import Ranks, SumLinear
 from models.layers.recurrence import advance
-from models.layers.rotary import Rotation
+from models.layers.rotary import Rotations
+from models.parts.mamba2 import Mamba2
 
 CHUNK = 64  # tokens that are computed together
 
@@ -28,20 +29,20 @@ CHUNK = 64  # tokens that are computed together
 class Mamba2Layer(nn.Module):
     """State: `conv`, see Convolution, and `ssm`, (slots, heads, head_dim, state) float32."""
 
-    def __init__(self, mamba: Mamba2, hidden_size: int) -> None:
+    def __init__(self, mamba: Mamba2, hidden_size: int, ranks: Ranks) -> None:
         super().__init__()
-        self.mamba = mamba
+        self.norm = GroupedRmsNorm(mamba.channels, mamba.groups, mamba.norm, ranks)
+        self.mamba = mamba = mamba.share(ranks.size)
         self.widths = [mamba.channels, mamba.conv_channels, mamba.heads]
         self.input = nn.Linear(hidden_size, sum(self.widths), bias=mamba.bias)
         self.conv = Convolution(mamba.conv_channels, mamba.conv_width, bias=mamba.conv_bias)
         self.log_rate = nn.Parameter(torch.empty(mamba.heads))
         self.step_bias = nn.Parameter(torch.empty(mamba.heads))
         self.skip = nn.Parameter(torch.empty(mamba.heads))
-        self.norm_weight = nn.Parameter(torch.empty(mamba.channels))
-        self.out = nn.Linear(mamba.channels, hidden_size, bias=mamba.bias)
+        self.out = SumLinear(mamba.channels, hidden_size, bias=mamba.bias, ranks=ranks)
 
     def forward(
-        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotation: Rotation | None
+        self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotations: Rotations
     ) -> torch.Tensor:
         """(T, hidden) to (T, hidden); moves the states in their slots forward."""
         mamba = self.mamba
@@ -53,8 +54,7 @@ class Mamba2Layer(nn.Module):
 
         y = advance((stepped, b, c, log_decay), state["ssm"], batch, one=scan_one, many=scan_many)
         y = (y + inputs * self.skip.float()[:, None]).flatten(1) * F.silu(gate.float())
-        y = grouped_rms_norm(y, self.norm_weight.float(), mamba.groups, mamba.norm.eps)
-        output: torch.Tensor = self.out(y.to(x.dtype))
+        output: torch.Tensor = self.out(self.norm(y).to(x.dtype))
         return output
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

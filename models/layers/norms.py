@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.architecture import Norm
+from models.layers.ranks import Ranks
+from models.parts.basics import Norm
+from pools.spec import share
 
 
 class RmsNorm(nn.Module):
@@ -28,7 +30,29 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def grouped_rms_norm(x: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
-    """(…, n) float32, each of `groups` equal parts of the last dimension normalised on its own."""
-    parts = x.reshape(*x.shape[:-1], groups, -1)
-    return F.rms_norm(parts, parts.shape[-1:], eps=eps).flatten(-2) * weight
+class GroupedRmsNorm(nn.Module):
+    """Each of `groups` equal parts of `channels` normalised on its own.
+
+    With fewer groups than ranks, the ranks that share a group add up its squares.
+    """
+
+    def __init__(self, channels: int, groups: int, norm: Norm, ranks: Ranks) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels // ranks.size))
+        self.norm = norm
+        self.ranks = ranks
+        self.groups = groups
+        self.width = channels // groups
+        self.mine = share(groups, ranks.rank, ranks.size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, this rank's channels) float32 to the same shape."""
+        parts = x.reshape(len(x), len(self.mine), -1)
+        squares = parts.square().sum(-1)
+        if self.groups < self.ranks.size:
+            everyones = squares.new_zeros(len(x), self.groups)
+            everyones[:, self.mine.start : self.mine.stop] = squares
+            squares = self.ranks.sum(everyones)[:, self.mine.start : self.mine.stop]
+        scale = torch.rsqrt(squares / self.width + self.norm.eps)
+        y: torch.Tensor = (parts * scale[..., None]).flatten(-2) * self.weight.float()
+        return y

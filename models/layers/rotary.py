@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from models.architecture import Rope
+from models.parts.basics import Rope
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosine and sine: (T, 1, rotated / 2) each
+Rotations = Mapping[Rope, Rotation]  # those of this step's positions
 
 
 def rotation(rope: Rope, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:

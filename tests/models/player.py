@@ -56,7 +56,7 @@ class Player:
     ) -> None:
         self._random = random.Random(seed)
         self._width = -(-max_tokens // page_size)
-        spec = decoder.architecture.state_spec(dtype)
+        spec = decoder.architecture.state_spec(dtype).of_rank(decoder.ranks.rank, decoder.ranks.size)
         slots = rows + 2 if spec.slots else 0
         layout = PoolLayout.of(spec, page_size=page_size, num_pages=rows * self._width + 3, num_slots=slots)
         self.storage = Storage(layout, num_rows=rows + 1, max_pages_per_request=self._width + 1, poison=True)

@@ -38,7 +38,7 @@ QWEN = {
     "linear_value_head_dim": 24,
 }
 EXPERTS = {
-    "num_experts": 5,
+    "num_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 28,
     "shared_expert_intermediate_size": 36,
@@ -47,7 +47,7 @@ GRANITE = {
     "vocab_size": VOCAB,
     "hidden_size": 60,
     "num_hidden_layers": 4,
-    "num_attention_heads": 5,
+    "num_attention_heads": 6,
     "num_key_value_heads": 1,
     "layer_types": ["mamba", "attention", "mamba", "mamba"],
     "shared_intermediate_size": 52,
@@ -122,7 +122,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_5": _qwen3_5_multimodal(tied=False),
     "qwen3_5-tied": _qwen3_5_multimodal(tied=True),
     "qwen3_5_moe_text": _qwen3_5_moe(),
-    "granitemoehybrid": _granite(num_local_experts=5, num_experts_per_tok=2, intermediate_size=28),
+    "granitemoehybrid": _granite(num_local_experts=6, num_experts_per_tok=2, intermediate_size=28),
     "granitemoehybrid-dense-rope": _granite(
         num_local_experts=0,
         mamba_n_groups=4,
