@@ -18,13 +18,14 @@ from colocated.config import ColocatedConfig
 from decode.engine import DecodeEngine
 from decode.engine import Work as DecodeWork
 from models.sampling import NOT_FINITE, Sampled
-from models.serving import Served
 from pools.errors import RequestTooLong
 from pools.lease import Lease, Shortage
 from pools.pools import Pools
 from prefill.engine import PrefillEngine
 from prefill.engine import Work as PrefillWork
 from prefill.scheduler import plan_step
+from ranks.errors import RankLostError
+from ranks.team import Team
 from wire.gateway_link import GatewayLink
 from wire.loop import Loop
 from wire.messages import (
@@ -76,19 +77,22 @@ class _Request:
 class ColocatedWorker:
     """Computes prompts and generates, a chunk and a decode step in turn."""
 
-    def __init__(self, config: ColocatedConfig, served: Served, incarnation: Incarnation) -> None:
+    def __init__(self, config: ColocatedConfig, team: Team, incarnation: Incarnation) -> None:
         self._config = config
-        self._served = served
+        self._team = team
+        self._served = served = team.served
         self._incarnation = incarnation
         self.pools = Pools.from_plan(served.plan)
-        self._prefill = PrefillEngine(served.runner(), served.storage)
-        self._decode = DecodeEngine(served.runner())
+        self._prefill = PrefillEngine(team)
+        self._decode = DecodeEngine(team)
         self.requests: dict[AttemptId, _Request] = {}
         """Every request that has not ended, in order of arrival."""
         self._next_sweep = 0.0
         self._loop = Loop()
         self._gateway = GatewayLink(zmq.Context(), config.gateway, self._hello(), self._load, self._drop_all)
         self._loop.watch(self._gateway.socket)
+        if team.followers:
+            self._loop.watch(team.followers.socket)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -98,7 +102,7 @@ class ColocatedWorker:
             role=Role.COLOCATED,
             model=self._served.name,
             fingerprint=self._served.fingerprint,
-            spec_digest=self._served.storage.layout.spec.digest(),
+            spec_digest=self._served.spec.digest(),
             peer_endpoint="",
             capacity=Capacity.of(self._served.plan),
         )
@@ -110,8 +114,9 @@ class ColocatedWorker:
         self.close()
 
     def close(self) -> None:
-        """Close the link."""
+        """Close the links."""
         self._gateway.close()
+        self._team.close()
 
     def turn(self, now: float) -> float:
         """Everything that is due at `now`: messages, deadlines, admission, a chunk and a decode step.
@@ -126,6 +131,7 @@ class ColocatedWorker:
                     self.on_cancel(message)
                 case _:
                     log.warning("the gateway sent a %s, of no use here", type(message).__name__)
+        self._team.outcomes()
         if now >= self._next_sweep:
             self._sweep(now)
         self._admit()
@@ -177,6 +183,8 @@ class ColocatedWorker:
         ]
         try:
             ended = self._prefill.step(work)
+        except RankLostError:
+            raise
         except Exception as error:  # one bad request must not take the worker down
             self._fail_all([item for item, _ in batch], "prefill", error)
             return True
@@ -196,6 +204,8 @@ class ColocatedWorker:
         ]
         try:
             sampled = self._decode.step(work)
+        except RankLostError:
+            raise
         except Exception as error:  # one bad request must not take the worker down
             self._fail_all(batch, "decode", error)
             return True
@@ -229,8 +239,7 @@ class ColocatedWorker:
     def _end(self, attempt: AttemptId) -> None:
         request = self.requests.pop(attempt, None)
         if request is not None and request.lease is not None:
-            freed = self.pools.release(request.lease)
-            self._served.storage.wipe(freed.pages, freed.slots)
+            self._team.wipe(self.pools.release(request.lease))
 
     def _drop_all(self) -> None:
         """The gateway that sent these requests is gone."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.batch import Chunk
-from models.runner import Runner
 from models.sampling import Sampled, sample
+from ranks.team import Team
 from wire.messages import Sampling
 
 
@@ -24,10 +24,10 @@ class Work:
 class DecodeEngine:
     """Runs batches on leased memory."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, team: Team) -> None:
+        self._team = team
 
     def step(self, work: Sequence[Work]) -> list[Sampled | None]:
         """The next token of each; None where the model's output is not finite."""
-        logits = self._runner.forward([Chunk(item.row, (item.last_token,), item.stored) for item in work])
+        logits = self._team.forward([Chunk(item.row, (item.last_token,), item.stored) for item in work])
         return sample(logits, [item.sampling for item in work], [item.stored + 1 for item in work])

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from pools.layout import PoolLayout
+from models.serving import Served
+from ranks.team import TeamLanding
 from transfer.errors import MediumUnusable
 from transfer.handshake import mismatch
 from transfer.media import choose_medium, host_id
-from transfer.medium import Landing
 from wire.messages import Incarnation, PeerHello, PeerRefused, PeerWelcome
 
 log = logging.getLogger(__name__)
@@ -25,17 +25,21 @@ class PrefillPeer:
     address: bytes
     worker: str
     incarnation: Incarnation
-    landing: Landing
-    pid: int
-    started: float
+    landing: TeamLanding
+    processes: tuple[tuple[int, float], ...]
+    """Process id and start time of each of its ranks, which name them for good."""
 
     def is_gone(self) -> bool:
-        """Whether its process, on this host, has certainly ended: a stopped one may wake up and write."""
-        try:
-            process = psutil.Process(self.pid)
-            return process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
+        """Whether all of its processes, on this host, have certainly ended: a stopped one may wake up and write."""
+        return all(_has_ended(pid, started) for pid, started in self.processes)
+
+
+def _has_ended(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() != started or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class PrefillPeers:
@@ -45,14 +49,13 @@ class PrefillPeers:
         self,
         worker: str,
         incarnation: Incarnation,
-        fingerprint: str,
-        layout: PoolLayout,
-        landings: Mapping[str, Landing],
+        served: Served,
+        landings: Mapping[str, TeamLanding],
     ) -> None:
         self._worker = worker
         self._incarnation = incarnation
-        self._fingerprint = fingerprint
-        self._layout = layout
+        self._served = served
+        self._layout = served.storage.layout
         self._landings = landings
         self._peers: dict[bytes, PrefillPeer] = {}
 
@@ -62,7 +65,7 @@ class PrefillPeers:
 
     def on_peer_hello(self, address: bytes, hello: PeerHello) -> PeerWelcome | PeerRefused:
         """The answer to a greeting."""
-        reason = mismatch(hello, self._fingerprint, self._layout.spec)
+        reason = mismatch(hello, self._served.fingerprint, self._served.spec)
         medium = ""
         if reason is None:
             try:
@@ -74,9 +77,9 @@ class PrefillPeers:
             return PeerRefused(self._worker, self._incarnation, reason)
         landing = self._landings[medium]
         self._forget_older(hello)
-        self._peers[address] = PrefillPeer(
-            address, hello.worker, hello.incarnation, landing, hello.pid, _started(hello, landing)
-        )
+        # Only peers that write here are watched.
+        processes = tuple((pid, _started(pid)) for pid in hello.pids) if landing.peer_writes else ()
+        self._peers[address] = PrefillPeer(address, hello.worker, hello.incarnation, landing, processes)
         return PeerWelcome(
             worker=self._worker,
             incarnation=self._incarnation,
@@ -84,7 +87,7 @@ class PrefillPeers:
             num_pages=self._layout.num_pages,
             num_slots=self._layout.num_slots,
             medium=medium,
-            reach=landing.reach,
+            reaches=landing.reaches,
         )
 
     def _forget_older(self, hello: PeerHello) -> None:
@@ -94,11 +97,8 @@ class PrefillPeers:
                 del self._peers[address]
 
 
-def _started(hello: PeerHello, landing: Landing) -> float:
-    """When a peer's process started, which with its pid names it for good. Only peers that write here are watched."""
-    if not landing.peer_writes:
-        return 0.0
+def _started(pid: int) -> float:
     try:
-        return psutil.Process(hello.pid).create_time()
+        return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
         return -1.0

@@ -18,13 +18,14 @@ from decode.engine import DecodeEngine, Work
 from decode.peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest, DecodeState
 from models.sampling import NOT_FINITE
-from models.serving import Served
 from pools.errors import RequestTooLong
 from pools.lease import Lease, Shortage
 from pools.pools import Pools
+from ranks.errors import RankLostError
+from ranks.team import Team
 from transfer.handoff import HandoffState
 from transfer.medium import Landing
-from transfer.plan import LeasedMemory
+from wire.codec import AnyMessage
 from wire.gateway_link import GatewayLink
 from wire.links import ListenLink
 from wire.loop import Loop
@@ -42,7 +43,6 @@ from wire.messages import (
     Incarnation,
     Landed,
     Load,
-    Message,
     PeerHello,
     Quiet,
     Reserved,
@@ -64,19 +64,19 @@ class DecodeWorker:
     def __init__(
         self,
         config: DecodeConfig,
-        served: Served,
+        team: Team,
         incarnation: Incarnation,
         context: zmq.Context[zmq.Socket[bytes]],
         landings: Mapping[str, Landing],
     ) -> None:
         self._config = config
-        self._served = served
-        self._incarnation = incarnation
-        self._landings = landings
+        self._team = team
+        self._served = served = team.served
         self.storage = served.storage
-        self._layout = served.storage.layout
+        self._incarnation = incarnation
+        self._landings = {medium: team.landing(medium, landing) for medium, landing in landings.items()}
         self.pools = Pools.from_plan(served.plan)
-        self.engine = DecodeEngine(served.runner())
+        self.engine = DecodeEngine(team)
         self.requests: dict[AttemptId, DecodeRequest] = {}
         """Every request that has not ended."""
         self._asked: dict[AttemptId, DecodeRequest] = {}
@@ -92,10 +92,12 @@ class DecodeWorker:
         self._next_sweep = 0.0
         self._loop = Loop()
         self._inbox = ListenLink(context, config.peer_endpoint)
-        self._peers = PrefillPeers(config.name, incarnation, served.fingerprint, self._layout, landings)
+        self._peers = PrefillPeers(config.name, incarnation, served, self._landings)
         self._gateway = GatewayLink(context, config.gateway, self._hello(), self._load, self._drop_all)
         self._loop.watch(self._gateway.socket)
         self._loop.watch(self._inbox.socket)
+        if team.followers:
+            self._loop.watch(team.followers.socket)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -105,7 +107,7 @@ class DecodeWorker:
             role=Role.DECODE,
             model=self._served.name,
             fingerprint=self._served.fingerprint,
-            spec_digest=self._layout.spec.digest(),
+            spec_digest=self._served.spec.digest(),
             peer_endpoint=self._inbox.endpoint,
             capacity=Capacity.of(self._served.plan),
         )
@@ -122,6 +124,7 @@ class DecodeWorker:
         self._inbox.close()
         for landing in self._landings.values():
             landing.close()
+        self._team.close()
 
     def turn(self, now: float) -> float:
         """Everything that is due at `now`: messages, deadlines, admission, one step.
@@ -132,6 +135,7 @@ class DecodeWorker:
             self._on_gateway_message(message, now)
         for address, message in self._inbox.receive():
             self._on_peer_message(address, message, now)
+        self._team.outcomes()
         if now >= self._next_sweep:
             self._sweep(now)
         self._admit(now)
@@ -141,7 +145,7 @@ class DecodeWorker:
 
     # Messages.
 
-    def _on_gateway_message(self, message: Message, now: float) -> None:
+    def _on_gateway_message(self, message: AnyMessage, now: float) -> None:
         match message:
             case DecodeTask():
                 self.on_decode_task(message, now)
@@ -150,7 +154,7 @@ class DecodeWorker:
             case _:
                 log.warning("the gateway sent a %s, which decode has no use for", type(message).__name__)
 
-    def _on_peer_message(self, address: bytes, message: Message, now: float) -> None:
+    def _on_peer_message(self, address: bytes, message: AnyMessage, now: float) -> None:
         if isinstance(message, PeerHello):
             self._inbox.send(address, self._peers.on_peer_hello(address, message))
             return
@@ -266,14 +270,13 @@ class DecodeWorker:
         request.lease = lease
         request.life.move(DecodeState.RESERVED, now)
         request.handoff.move(HandoffState.RESERVED, now)
-        self.storage.bind(lease.row, lease.pages, lease.slots)
-        peer.landing.open(request.attempt, LeasedMemory(self._layout, lease.pages, lease.slots))
+        self._team.bind(lease)
+        peer.landing.open(request.attempt, lease)
         self._inbox.send(peer.address, Reserved(request.attempt, lease.pages, lease.slots))
 
     def _release(self, request: DecodeRequest) -> None:
         """The lease of an ended request becomes free."""
-        freed = self.pools.release(request.held)
-        self.storage.wipe(freed.pages, freed.slots)
+        self._team.wipe(self.pools.release(request.held))
 
     def _fence(self, request: DecodeRequest, peer: PrefillPeer, why: str, now: float) -> None:
         """End a hand-off that prefill may be in the middle of: free the memory only when it cannot be written."""
@@ -290,8 +293,7 @@ class DecodeWorker:
     def _unfence(self, request: DecodeRequest, now: float) -> None:
         del self._fenced[request.attempt]
         request.handoff.move(HandoffState.GONE, now)
-        freed = self.pools.unfence(request.attempt)
-        self.storage.wipe(freed.pages, freed.slots)
+        self._team.wipe(self.pools.unfence(request.attempt))
 
     # A step.
 
@@ -314,6 +316,8 @@ class DecodeWorker:
         ]
         try:
             sampled = self.engine.step(work)
+        except RankLostError:
+            raise
         except Exception as error:  # one bad request must not take the worker down
             log.exception("a decode step failed")
             for request in batch:

@@ -18,9 +18,11 @@ from launcher.options import (
     http_options,
     model_options,
     pool_options,
+    tp_option,
     transfer_option,
     worker_options,
 )
+from launcher.ranks import FollowerConfig, LandingConfig, run_follower
 from launcher.settings import Settings, new_incarnation
 from launcher.workers import Child, run_colocated, run_decode, run_prefill, set_up_logging
 from pools.sizing import Phase
@@ -39,6 +41,10 @@ def main() -> None:
               help="Prefill workers.")  # fmt: skip
 @click.option("--decode", "decode_workers", type=click.IntRange(1, 256), default=1, show_default=True,
               help="Decode workers.")  # fmt: skip
+@click.option("--prefill-tp", type=click.IntRange(1, 64), default=1, show_default=True,
+              help="Tensor-parallel ranks of each prefill worker.")  # fmt: skip
+@click.option("--decode-tp", type=click.IntRange(1, 64), default=1, show_default=True,
+              help="Tensor-parallel ranks of each decode or colocated worker.")  # fmt: skip
 @click.option("--mode", type=click.Choice(["disaggregated", "colocated"]), default="disaggregated", show_default=True,
               help="colocated: one worker does both phases, as a reference.")  # fmt: skip
 @http_options
@@ -49,6 +55,8 @@ def main() -> None:
 def serve(
     prefill_workers: int,
     decode_workers: int,
+    prefill_tp: int,
+    decode_tp: int,
     mode: str,
     host: str,
     port: int,
@@ -63,7 +71,7 @@ def serve(
 
     run_fleet(
         Settings(**values),
-        Fleet(prefill_workers, decode_workers, colocated=mode == "colocated"),
+        Fleet(prefill_workers, decode_workers, prefill_tp, decode_tp, colocated=mode == "colocated"),
         HttpOptions(host, port, request_timeout, max_queue),
         chunk_size,
         transfer,
@@ -75,6 +83,7 @@ def serve(
 @click.option("--role", type=click.Choice(["prefill", "decode", "colocated"]), default=None,
               help="Plan one kind of worker only. [default: prefill and decode]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@tp_option
 @pool_options
 def plan(role: str | None, as_json: bool, **values: Any) -> None:
     """Show the memory that workers for MODEL would allocate, to the byte, without loading anything."""
@@ -88,9 +97,8 @@ def plan(role: str | None, as_json: bool, **values: Any) -> None:
 
     settings = Settings(**values)
     phases = [Phase(role)] if role else [Phase.PREFILL, Phase.DECODE]
-    plans = [
-        checked_plan(settings.serving(phase, workers=2 if role != "colocated" else 1), phase) for phase in phases
-    ]
+    processes = settings.tp * (1 if role == "colocated" else 2)
+    plans = [checked_plan(settings.serving(phase, processes), phase) for phase in phases]
     if as_json:
         bodies = [json.loads(plan_as_json(item)) for item in plans]
         click.echo(json.dumps(bodies[0] if role else bodies, indent=2))
@@ -160,6 +168,7 @@ def gateway(
 @main.command()
 @model_options
 @worker_options
+@tp_option
 @pool_options
 @chunk_option
 @transfer_option
@@ -175,13 +184,15 @@ def prefill(
     **values: Any,
 ) -> None:
     """Run one prefill worker on its own; it dials the gateway."""
-    serving = Settings(**values).serving(Phase.PREFILL, workers=2)
+    settings = Settings(**values)
+    serving = settings.serving(Phase.PREFILL, processes=2 * settings.tp)
     run_prefill(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size, transfer)
 
 
 @main.command()
 @model_options
 @worker_options
+@tp_option
 @click.option("--peers", required=True, help="ZMQ endpoint where prefill workers dial in.")
 @click.option("--data", default="tcp://127.0.0.1:*", show_default=True,
               help="ZMQ endpoint where the tcp back end receives.")  # fmt: skip
@@ -200,13 +211,15 @@ def decode(
     **values: Any,
 ) -> None:
     """Run one decode worker on its own; it dials the gateway, and prefill workers dial it."""
-    serving = Settings(**values).serving(Phase.DECODE, workers=2)
-    run_decode(_child(name, gateway, lifeline_fd, ready_fd), serving, peers, data, transfer)
+    settings = Settings(**values)
+    serving = settings.serving(Phase.DECODE, processes=2 * settings.tp)
+    run_decode(_child(name, gateway, lifeline_fd, ready_fd), serving, peers, LandingConfig(transfer, data))
 
 
 @main.command()
 @model_options
 @worker_options
+@tp_option
 @pool_options
 @chunk_option
 @compute_options
@@ -215,8 +228,19 @@ def colocated(
     name: str, gateway: str, chunk_size: int, lifeline_fd: int | None, ready_fd: int | None, **values: Any
 ) -> None:
     """Run one worker that does both phases."""
-    serving = Settings(**values).serving(Phase.COLOCATED, workers=1)
+    settings = Settings(**values)
+    serving = settings.serving(Phase.COLOCATED, processes=settings.tp)
     run_colocated(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size)
+
+
+@main.command(hidden=True)
+@click.argument("config")
+@click.option("--lifeline-fd", type=int, required=True)
+def rank(config: str, lifeline_fd: int) -> None:
+    """One of a worker's tensor-parallel ranks, which its first rank starts; for its own use."""
+    parsed = FollowerConfig.from_json(config)
+    set_up_logging(f"{parsed.name}.{parsed.rank}")
+    run_follower(parsed, lifeline_fd)
 
 
 def _child(name: str, gateway: str, lifeline_fd: int | None, ready_fd: int | None) -> Child:

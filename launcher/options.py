@@ -38,9 +38,9 @@ class Bytes(click.ParamType[int]):
         return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def default_memory(workers: int) -> int:
-    """A worker's budget when none is given: its share of four fifths of the memory that is available now."""
-    return int(psutil.virtual_memory().available * 0.8) // workers
+def default_memory(processes: int) -> int:
+    """A process's budget when none is given: its share of four fifths of the memory that is available now."""
+    return int(psutil.virtual_memory().available * 0.8) // processes
 
 
 def _all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -88,7 +88,8 @@ def pool_options(command: Command) -> Command:
         ),
         click.option(
             "--memory", type=Bytes(), default=None,
-            help="Budget of one worker, weights included, e.g. 2GiB. [default: a share of what is available]",
+            help="Budget of one worker, or of each of its ranks, weights included, e.g. 2GiB. "
+            "[default: a share of what is available]",
         ),
         click.option(
             "--reserve", type=Bytes(), default=DEFAULT_RESERVE_BYTES, show_default=True,
@@ -98,6 +99,14 @@ def pool_options(command: Command) -> Command:
             "--max-context", type=click.IntRange(1), default=None,
             help="Longest prompt plus answer, in tokens. [default: the model's]",
         ),
+    )(command)  # fmt: skip
+
+
+def tp_option(command: Command) -> Command:
+    """A worker's tensor-parallel size."""
+    return click.option(
+        "--tp", type=click.IntRange(1, 64), default=1, show_default=True,
+        help="Tensor-parallel ranks, one process each; --memory and --threads are each rank's.",
     )(command)  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -20,11 +20,22 @@ from pools.sizing import MemoryPlan, Phase
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many workers of which kind."""
+    """How many workers of which kind, and the tensor-parallel ranks of each."""
 
     prefill: int
     decode: int
+    prefill_tp: int
+    decode_tp: int
     colocated: bool
+
+    def tp(self, phase: Phase) -> int:
+        """Ranks of a worker of this kind."""
+        return self.prefill_tp if phase is Phase.PREFILL else self.decode_tp
+
+    @property
+    def processes(self) -> int:
+        """Ranks of all workers."""
+        return sum(self.tp(phase) for phase in self.phases.values())
 
     @property
     def phases(self) -> dict[str, Phase]:
@@ -57,7 +68,10 @@ def checked_plan(serving: ServingConfig, phase: Phase) -> MemoryPlan:
 
 def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, chunk_size: int, transfer: str) -> None:
     """Serve until a signal. Raises LaunchError when something is wrong with the model, the memory or the port."""
-    servings = {name: settings.serving(phase, len(fleet.phases)) for name, phase in fleet.phases.items()}
+    servings = {
+        name: replace(settings, tp=fleet.tp(phase)).serving(phase, fleet.processes)
+        for name, phase in fleet.phases.items()
+    }
     shown: set[Phase] = set()
     for name, phase in fleet.phases.items():
         plan = checked_plan(servings[name], phase)

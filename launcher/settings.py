@@ -30,13 +30,14 @@ class Settings:
     max_context: int | None
     threads: int | None = None
     poison: bool = False
+    tp: int = 1
 
     def model_path(self) -> Path:
         """The checkpoint folder. Raises LaunchError when there is none."""
         return model_folder(self.model)
 
-    def serving(self, phase: Phase, workers: int) -> ServingConfig:
-        """The configuration of one worker out of `workers` that share this machine's memory."""
+    def serving(self, phase: Phase, processes: int) -> ServingConfig:
+        """The configuration of one worker, each rank of which is one of `processes` that share this machine."""
         running = DEFAULT_PREFILL_RUNNING if phase is Phase.PREFILL else DEFAULT_MAX_RUNNING_REQUESTS
         path = self.model_path()
         return ServingConfig(
@@ -48,10 +49,11 @@ class Settings:
             pre_alloc_size=self.pre_alloc_size,
             mamba_size=self.mamba_size,
             max_context_tokens=self.max_context,
-            memory_bytes=self.memory if self.memory is not None else default_memory(workers),
+            memory_bytes=self.memory if self.memory is not None else default_memory(processes),
             reserve_bytes=self.reserve,
-            threads=self.threads or max(1, (os.cpu_count() or 1) // workers),
+            threads=self.threads or max(1, (os.cpu_count() or 1) // processes),
             poison=self.poison,
+            tp=self.tp,
         )
 
     def arguments(self, serving: ServingConfig) -> tuple[str, ...]:
@@ -67,6 +69,7 @@ class Settings:
             "--reserve": serving.reserve_bytes,
             "--max-context": serving.max_context_tokens,
             "--threads": serving.threads,
+            "--tp": serving.tp,
         }
         given = [(flag, str(value)) for flag, value in options.items() if value is not None]
         return (*(word for pair in given for word in pair), *(["--poison"] if serving.poison else []))

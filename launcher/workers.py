@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 from launcher.errors import LaunchError
 from launcher.lifeline import Ready, follow
+from launcher.ranks import LandingConfig, make_team
 from models.errors import ModelError
 from models.serving import Served, ServingConfig
 from pools.errors import PlanRefused
@@ -43,50 +45,31 @@ def set_up_logging(name: str) -> None:
 def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer: str) -> None:
     """A prefill worker, until it is told to stop."""
 
-    def build() -> tuple[Served, Worker]:
-        from models.serving import load
+    def build(stack: ExitStack) -> tuple[Served, Worker]:
         from prefill.config import PrefillConfig
         from prefill.worker import PrefillWorker
 
         # Twice the requests it can compute at once: the next ones' memory on decode is ready when theirs here is.
         ask_ahead = 2 * serving.max_running_requests
         config = PrefillConfig(child.name, child.gateway, chunk_size, ask_ahead, transfer)
-        served = load(serving, Phase.PREFILL)
-        return served, PrefillWorker(config, served, child.incarnation)
+        team, _ = make_team(child.name, serving, Phase.PREFILL, None, stack)
+        return team.served, PrefillWorker(config, team, child.incarnation)
 
     _run(child, build)
 
 
-def run_decode(child: Child, serving: ServingConfig, peer_endpoint: str, data_endpoint: str, transfer: str) -> None:
-    """A decode worker, until it is told to stop. Its pools lie in shared memory where `transfer` allows that."""
+def run_decode(child: Child, serving: ServingConfig, peer_endpoint: str, landing: LandingConfig) -> None:
+    """A decode worker, until it is told to stop."""
 
-    def build() -> tuple[Served, Worker]:
-        import torch
+    def build(stack: ExitStack) -> tuple[Served, Worker]:
         import zmq
 
         from decode.config import DecodeConfig
         from decode.worker import DecodeWorker
-        from models.serving import load
-        from transfer.media import media_of
-        from transfer.medium import Landing
-        from transfer.segment import Segment
-        from transfer.shm import ShmLanding
-        from transfer.tcp import TcpLanding
 
-        media = media_of(transfer)
-        landings: dict[str, Landing] = {}
-
-        def shared_block(nbytes: int) -> torch.Tensor:
-            segment = Segment.create(f"{child.name}-{child.incarnation}", nbytes)
-            landings["shm"] = ShmLanding(segment)
-            return torch.frombuffer(segment.memory, dtype=torch.uint8)[:nbytes]
-
-        served = load(serving, Phase.DECODE, shared_block if "shm" in media else None)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        if "tcp" in media:
-            landings["tcp"] = TcpLanding(context, served.storage.block.numpy(), data_endpoint)
         config = DecodeConfig(child.name, child.gateway, peer_endpoint)
-        return served, DecodeWorker(config, served, child.incarnation, context, landings)
+        team, landings = make_team(child.name, serving, Phase.DECODE, landing, stack)
+        return team.served, DecodeWorker(config, team, child.incarnation, zmq.Context(), landings)
 
     _run(child, build)
 
@@ -94,37 +77,42 @@ def run_decode(child: Child, serving: ServingConfig, peer_endpoint: str, data_en
 def run_colocated(child: Child, serving: ServingConfig, chunk_size: int) -> None:
     """A worker that does both, until it is told to stop."""
 
-    def build() -> tuple[Served, Worker]:
+    def build(stack: ExitStack) -> tuple[Served, Worker]:
         from colocated.config import ColocatedConfig
         from colocated.worker import ColocatedWorker
-        from models.serving import load
 
-        served = load(serving, Phase.COLOCATED)
-        return served, ColocatedWorker(
-            ColocatedConfig(child.name, child.gateway, chunk_size), served, child.incarnation
-        )
+        config = ColocatedConfig(child.name, child.gateway, chunk_size)
+        team, _ = make_team(child.name, serving, Phase.COLOCATED, None, stack)
+        return team.served, ColocatedWorker(config, team, child.incarnation)
 
     _run(child, build)
 
 
-def _run(child: Child, build: Callable[[], tuple[Served, Worker]]) -> None:
+def _run(child: Child, build: Callable[[ExitStack], tuple[Served, Worker]]) -> None:
     """Load and bind, where what the user can mend becomes one line; then serve."""
     import zmq
 
+    from ranks.errors import RankLostError
     from transfer.errors import TransferError
 
     follow(child.lifeline_fd)
     set_up_logging(child.name)
-    try:
-        served, worker = build()
-    except (ModelError, PlanRefused, TransferError) as error:
-        raise LaunchError(f"{child.name}: {error}") from error
-    except zmq.ZMQError as error:
-        raise LaunchError(f"{child.name}: cannot use one of its endpoints: {error}") from error
-    except MemoryError as error:
-        raise LaunchError(f"{child.name}: not enough memory for the planned pools; lower --memory") from error
-    ready = Ready(child.ready_fd)
-    worker.run(lambda: ready.report(summary(served.plan)))
+    with ExitStack() as stack:
+        try:
+            served, worker = build(stack)
+        except (ModelError, PlanRefused, TransferError) as error:
+            raise LaunchError(f"{child.name}: {error}") from error
+        except zmq.ZMQError as error:
+            raise LaunchError(f"{child.name}: cannot use one of its endpoints: {error}") from error
+        except MemoryError as error:
+            raise LaunchError(f"{child.name}: not enough memory for the planned pools; lower --memory") from error
+        except RankLostError as error:
+            raise LaunchError(f"{child.name}: {error}") from error
+        ready = Ready(child.ready_fd)
+        try:
+            worker.run(lambda: ready.report(summary(served.plan)))
+        except RankLostError as error:
+            raise LaunchError(f"{child.name} must start anew: {error}") from error
 
 
 def summary(plan: MemoryPlan) -> str:

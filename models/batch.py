@@ -78,8 +78,7 @@ class Batch:
 
 
 def make_batch(chunks: Sequence[Chunk], storage: Storage) -> Batch:
-    """Lay out the step and look up its pages and slots. Raises ValueError for chunks that cannot be run together."""
-    _check(chunks, storage)
+    """Lay out the step and look up its pages and slots. The chunks must have passed `check_chunks`."""
     page_size = storage.layout.page_size
     device = storage.page_table.device
     # Stable: one-token chunks first, each kind in the given order.
@@ -127,7 +126,8 @@ def _ones(
     return Ones(count, torch.where(held, pages, pages[:, :1]), unwritten, slots)
 
 
-def _check(chunks: Sequence[Chunk], storage: Storage) -> None:
+def check_chunks(chunks: Sequence[Chunk], storage: Storage) -> None:
+    """Raise ValueError for chunks that cannot be run together."""
     if not chunks:
         raise ValueError("a forward step needs at least one chunk")
     room = storage.page_table.shape[1] * storage.layout.page_size

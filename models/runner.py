@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from models.batch import Chunk, make_batch
+from models.batch import Chunk, check_chunks, make_batch
 from models.decoder import Decoder
 from pools.storage import Storage
 
@@ -36,9 +36,14 @@ class Runner:
         Returns logits after each chunk's last token, in the order given: (len(chunks), vocab) float32. Raises
         ValueError for an empty chunk, a row given twice, tokens behind the page table or unknown token ids.
         """
-        vocab = self._decoder.architecture.vocab_size
-        for chunk in chunks:
-            if chunk.token_ids and not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < vocab:
-                raise ValueError(f"row {chunk.row}: a token id is outside the vocabulary of {vocab}")
+        self.check(chunks)
         logits: torch.Tensor = self._decoder(make_batch(chunks, self._storage), self._states)
         return logits
+
+    def check(self, chunks: Sequence[Chunk]) -> None:
+        """Raise what `forward` would raise for these chunks."""
+        check_chunks(chunks, self._storage)
+        vocab = self._decoder.architecture.vocab_size
+        for chunk in chunks:
+            if not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < vocab:
+                raise ValueError(f"row {chunk.row}: a token id is outside the vocabulary of {vocab}")

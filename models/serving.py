@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from models.checkpoint import Checkpoint
 from pools.sizing import MemoryPlan, Phase, SizingRequest, plan_memory
-from pools.spec import DType
+from pools.spec import DType, StateSpec, TpRank
 
 if TYPE_CHECKING:
     import torch
 
     from models.decoder import Decoder
+    from models.layers.ranks import Ranks
     from models.runner import Runner
     from pools.storage import Storage
 
@@ -27,7 +28,8 @@ class ServingConfig:
     """What to serve, how its numbers are kept, and how large the pools shall be.
 
     Sizes are those of `pools.sizing.SizingRequest`; `max_context_tokens` None is the model's own limit. `threads`:
-    CPU threads of one worker. `poison`: fill free memory with NaN.
+    CPU threads of one rank. `poison`: fill free memory with NaN. `tp`: tensor-parallel ranks of the worker, to which
+    `memory_bytes` and `threads` apply one by one.
     """
 
     model_path: Path
@@ -42,19 +44,24 @@ class ServingConfig:
     reserve_bytes: int
     threads: int = 1
     poison: bool = False
+    tp: int = 1
 
 
 def plan_worker(config: ServingConfig, phase: Phase) -> MemoryPlan:
-    """The memory of one worker. Raises CheckpointError and PlanRefused. Reads headers only."""
+    """The memory of one rank of a worker, the first, which has the most. Reads headers only.
+
+    Raises CheckpointError, ConfigError when the ranks cannot share the model, and PlanRefused.
+    """
     checkpoint = Checkpoint.open(config.model_path)
+    checkpoint.architecture.check_ranks(config.tp)
     limit = checkpoint.architecture.max_context_tokens
     return plan_memory(
         SizingRequest(
             phase=phase,
-            spec=checkpoint.architecture.state_spec(config.dtype),
+            spec=checkpoint.architecture.state_spec(config.dtype).of_rank(0, config.tp),
             max_context_tokens=min(limit, config.max_context_tokens or limit),
             memory_bytes=config.memory_bytes,
-            weights_bytes=checkpoint.weight_bytes(config.dtype),
+            weights_bytes=checkpoint.weight_bytes(config.dtype, 0, config.tp),
             reserve_bytes=config.reserve_bytes,
             page_size=config.page_size,
             max_running_requests=config.max_running_requests,
@@ -66,11 +73,17 @@ def plan_worker(config: ServingConfig, phase: Phase) -> MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded model on its pools. `fingerprint` names weights, config and tokenizer."""
+    """One rank's part of a loaded model, on its pools.
+
+    `fingerprint` names weights, config and tokenizer; only the first rank takes the time to compute it. `spec` is the
+    state of the whole model.
+    """
 
     name: str
     fingerprint: str
     vocab_size: int
+    spec: StateSpec
+    rank: TpRank
     plan: MemoryPlan
     storage: Storage
     decoder: Decoder
@@ -90,27 +103,36 @@ class Served:
         return Runner(self.decoder, self.storage)
 
 
-def load(config: ServingConfig, phase: Phase, make_block: Callable[[int], torch.Tensor] | None = None) -> Served:
-    """Load the weights and allocate the planned pools.
+def load(
+    config: ServingConfig,
+    phase: Phase,
+    make_block: Callable[[int], torch.Tensor] | None = None,
+    ranks: Ranks | None = None,
+) -> Served:
+    """Load one rank's weights and allocate its planned pools.
 
     `make_block` provides the pool memory, uint8 of the given number of bytes, where it must be of a special kind.
-    Raises CheckpointError and PlanRefused.
+    `ranks`: this process's place in the worker, None for the only one. Raises CheckpointError and PlanRefused.
     """
     import torch
 
+    from models.layers.ranks import SINGLE
     from models.weights import load_decoder
     from pools.storage import Storage
 
     torch.set_num_threads(config.threads)
+    ranks = ranks or SINGLE
     plan = plan_worker(config, phase)
     checkpoint = Checkpoint.open(config.model_path)
     block = make_block(plan.block_bytes) if make_block else None
     storage = Storage.from_plan(plan, block=block, poison=config.poison)
     return Served(
         name=config.served_model_name,
-        fingerprint=checkpoint.fingerprint(),
+        fingerprint=checkpoint.fingerprint() if ranks.rank == 0 else "",
         vocab_size=checkpoint.architecture.vocab_size,
+        spec=checkpoint.architecture.state_spec(config.dtype),
+        rank=TpRank(ranks.rank, ranks.size),
         plan=plan,
         storage=storage,
-        decoder=load_decoder(checkpoint, config.dtype),
+        decoder=load_decoder(checkpoint, config.dtype, ranks=ranks),
     )

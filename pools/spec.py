@@ -45,6 +45,14 @@ def share(units: int, rank: int, ranks: int) -> range:
     return range(rank * units // ranks, rank * units // ranks + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class TpRank:
+    """A place among the `size` tensor-parallel ranks of one worker."""
+
+    rank: int = 0
+    size: int = 1
+
+
 def share_unevenly(units: int, rank: int, ranks: int) -> range:
     """The same for units of any number, a vocabulary's tokens: the last ranks have fewer, or none."""
     each = -(-units // ranks)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.batch import Chunk
-from models.runner import Runner
 from models.sampling import Sampled, sample
 from pools.lease import Lease
-from pools.storage import Storage
+from ranks.team import Team
 from wire.messages import Sampling
 
 
@@ -27,21 +26,20 @@ class Work:
 class PrefillEngine:
     """Runs prompts on leased memory."""
 
-    def __init__(self, runner: Runner, storage: Storage) -> None:
-        self._runner = runner
-        self._storage = storage
+    def __init__(self, team: Team) -> None:
+        self._team = team
 
     def begin(self, lease: Lease) -> None:
         """Before a request's first chunk: its row's tables, and recurrent state at zero."""
-        self._storage.bind(lease.row, lease.pages, lease.slots)
-        self._storage.clear_slots(lease.slots)
+        self._team.bind(lease)
+        self._team.clear(lease)
 
     def step(self, work: Sequence[Work]) -> dict[int, Sampled | None]:
         """Compute; returns the first tokens of the answers to prompts that have come to their end.
 
         By index in `work`. None where the model's output is not finite.
         """
-        logits = self._runner.forward(
+        logits = self._team.forward(
             [Chunk(item.row, item.prompt[item.start : item.start + item.count], item.start) for item in work]
         )
         ends = [index for index, item in enumerate(work) if item.start + item.count == len(item.prompt)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pools.layout import PoolLayout
 from prefill.request import PrefillRequest
 from transfer.handoff import HandoffState
-from transfer.plan import plan_slots, plan_tokens
 
 
 def send_computed(request: PrefillRequest, layout: PoolLayout, now: float) -> None:
@@ -14,21 +13,19 @@ def send_computed(request: PrefillRequest, layout: PoolLayout, now: float) -> No
     A page leaves when it is whole, so that nothing is sent twice and no page is read while it is being written; with
     the prompt's last chunk the last page goes, and the recurrent state, which is only then what decode needs.
     """
-    target, sender = request.peer.route
+    _, route = request.peer.route
     lease = request.held
     at_end = not request.remaining
-    whole = request.computed - request.computed % layout.page_size
-    stop = request.computed if at_end else whole
-    ranges = []
-    if lease.pages and stop > request.sent:
-        ranges = plan_tokens(layout, target, lease.pages, request.pages, request.sent, stop)
-        request.sent = stop
-    if at_end:
-        ranges += plan_slots(layout, target, lease.slots, request.slots)
-    if not ranges:
+    stop = request.computed if at_end else request.computed - request.computed % layout.page_size
+    tokens = bool(lease.pages) and stop > request.sent
+    if not tokens and not at_end:
         return
     if request.handoff.state is HandoffState.RESERVED:
         request.handoff.move(HandoffState.MOVING, now)
-    sender.write(request.attempt, ranges)
+    if tokens:
+        route.send_tokens(request.attempt, lease.pages, request.pages, request.sent, stop)
+        request.sent = stop
     if at_end:
-        sender.finish(request.attempt)
+        if lease.slots:
+            route.send_slots(request.attempt, lease.slots, request.slots)
+        route.finish(request.attempt)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from enum import Enum, auto
 
-import numpy as np
 import zmq
 
 from pools.layout import PoolLayout
+from pools.spec import TpRank
+from ranks.team import Team, TeamRoute
 from transfer.errors import TransferError
-from transfer.media import open_channel
-from transfer.sender import Outcomes, Sender
+from transfer.route import Gathering, target_layout
+from wire.codec import AnyMessage
 from wire.errors import LinkFull
 from wire.links import DialLink
 from wire.messages import Incarnation, Message, PeerHello, PeerRefused, PeerWelcome, PrefillTask
@@ -30,25 +31,25 @@ class PeerState(Enum):
 
 
 class Peer:
-    """One decode worker's incarnation: its link and, once it has welcomed us, its pools and the sender to them."""
+    """One decode worker's incarnation: its link and, once it has welcomed us, its pools and the way there."""
 
     def __init__(self, worker: str, link: DialLink) -> None:
         self.worker = worker
         self.link = link
         self.state = PeerState.GREETING
         self.refusal = ""
-        self._route: tuple[PoolLayout, Sender] | None = None
+        self._route: tuple[PoolLayout, TeamRoute] | None = None
 
     @property
-    def route(self) -> tuple[PoolLayout, Sender]:
-        """The peer's pool layout and the sender to it. Only for an OPEN peer."""
+    def route(self) -> tuple[PoolLayout, TeamRoute]:
+        """The layout of the peer's pools (its first rank's) and the way there. Only for an OPEN peer."""
         if self._route is None:
             raise RuntimeError(f"{self.worker} has not welcomed this worker")
         return self._route
 
-    def open(self, layout: PoolLayout, sender: Sender) -> None:
+    def open(self, layout: PoolLayout, route: TeamRoute) -> None:
         """Hand-offs may begin."""
-        self._route = (layout, sender)
+        self._route = (layout, route)
         self.state = PeerState.OPEN
 
     def refuse(self, reason: str) -> None:
@@ -64,7 +65,7 @@ class Peer:
             self.refuse(str(error))
 
     def close(self) -> None:
-        """Let the sender end and close the link."""
+        """Let the senders end and close the link."""
         if self._route is not None:
             self._route[1].close()
         self.link.close()
@@ -73,22 +74,20 @@ class Peer:
 class Peers:
     """Makes links at their first use and closes those of decode workers that have started anew since.
 
-    `layout` and `source` are this worker's own pools: their layout and memory (uint8, `(nbytes,)`).
+    `gathering` takes the outcomes of this rank's hand-offs.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         hello: PeerHello,
-        layout: PoolLayout,
-        source: np.ndarray,
-        outcomes: Outcomes,
+        team: Team,
+        gathering: Gathering,
     ) -> None:
         self._context = context
         self._hello = hello
-        self._layout = layout
-        self._source = source
-        self._outcomes = outcomes
+        self._team = team
+        self._gathering = gathering
         self._peers: dict[Incarnation, Peer] = {}
 
     def get(self, task: PrefillTask, watch: Callable[[object], None]) -> Peer:
@@ -101,7 +100,7 @@ class Peers:
             peer.send(self._hello)
         return peer
 
-    def receive(self) -> Iterator[tuple[Peer, Message]]:
+    def receive(self) -> Iterator[tuple[Peer, AnyMessage]]:
         """What the decode workers have sent."""
         for peer in list(self._peers.values()):
             for message in peer.link.receive():
@@ -109,18 +108,13 @@ class Peers:
 
     def on_peer_welcome(self, peer: Peer, welcome: PeerWelcome) -> None:
         """A decode worker takes our hand-offs; if its medium cannot be used after all, that counts as a refusal."""
-        target = PoolLayout.of(
-            self._layout.spec,
-            page_size=welcome.page_size,
-            num_pages=welcome.num_pages,
-            num_slots=welcome.num_slots,
-        )
         try:
-            channel = open_channel(welcome, self._context, self._source, target.nbytes)
+            target = target_layout(welcome, self._team.served.spec, TpRank(0, len(welcome.reaches)))
+            route = self._team.open_route(welcome, self._context, self._gathering.put)
         except TransferError as error:
             peer.refuse(str(error))
         else:
-            peer.open(target, Sender(channel, self._outcomes, welcome.worker))
+            peer.open(target, route)
 
     def on_peer_refused(self, peer: Peer, refused: PeerRefused) -> None:
         """A decode worker does not take them; every attempt on this pair will fail with its reason."""

@@ -7,14 +7,12 @@ A request's way: `on_prefill_task` → `_ask_ahead` → `on_reserved` → `_star
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 
 import zmq
 
 from models.sampling import NOT_FINITE, Sampled
-from models.serving import Served
 from pools.errors import RequestTooLong
 from pools.lease import Shortage
 from pools.pools import Pools
@@ -24,9 +22,12 @@ from prefill.handover import send_computed
 from prefill.peers import Peer, Peers, PeerState
 from prefill.request import PrefillRequest, PrefillState
 from prefill.scheduler import plan_step
+from ranks.errors import RankLostError
+from ranks.team import Team
 from transfer.handoff import HandoffState
 from transfer.media import host_id, media_of
 from transfer.sender import Drained, Outcomes, SendFailed, Sent
+from wire.codec import AnyMessage
 from wire.gateway_link import GatewayLink
 from wire.loop import Loop
 from wire.messages import (
@@ -42,7 +43,6 @@ from wire.messages import (
     Incarnation,
     Landed,
     Load,
-    Message,
     PeerHello,
     PeerRefused,
     PeerWelcome,
@@ -62,15 +62,17 @@ log = logging.getLogger(__name__)
 class PrefillWorker:
     """Computes prompts on its own pools and writes their state into decode workers' pools."""
 
-    def __init__(self, config: PrefillConfig, served: Served, incarnation: Incarnation) -> None:
+    def __init__(self, config: PrefillConfig, team: Team, incarnation: Incarnation) -> None:
         self._config = config
-        self._served = served
-        self._incarnation = incarnation
+        self._team = team
+        self._served = served = team.served
         self.storage = served.storage
+        self._incarnation = incarnation
         self._layout = served.storage.layout
         self.pools = Pools.from_plan(served.plan)
-        self.engine = PrefillEngine(served.runner(), served.storage)
+        self.engine = PrefillEngine(team)
         self._outcomes = Outcomes()
+        self._gathering = team.gathering(self._outcomes.put)
         self.requests: dict[AttemptId, PrefillRequest] = {}
         """Every request that has not ended, in order of arrival."""
         self._draining: dict[AttemptId, PrefillRequest] = {}
@@ -80,10 +82,12 @@ class PrefillWorker:
         self._next_sweep = 0.0
         self._loop = Loop()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._peers = Peers(context, self._peer_hello(), self._layout, served.storage.block.numpy(), self._outcomes)
+        self._peers = Peers(context, self._peer_hello(), team, self._gathering)
         self._gateway = GatewayLink(context, config.gateway, self._hello(), self._load, self._drop_all)
         self._loop.watch(self._gateway.socket)
         self._loop.watch(self._outcomes)
+        if team.followers:
+            self._loop.watch(team.followers.socket)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -93,7 +97,7 @@ class PrefillWorker:
             role=Role.PREFILL,
             model=self._served.name,
             fingerprint=self._served.fingerprint,
-            spec_digest=self._layout.spec.digest(),
+            spec_digest=self._served.spec.digest(),
             peer_endpoint="",
             capacity=Capacity.of(self._served.plan),
         )
@@ -104,11 +108,11 @@ class PrefillWorker:
             worker=self._config.name,
             incarnation=self._incarnation,
             fingerprint=self._served.fingerprint,
-            spec=self._layout.spec,
+            spec=self._served.spec,
             page_size=self._layout.page_size,
             media=media_of(self._config.transfer),
             host=host_id(),
-            pid=os.getpid(),
+            pids=self._team.pids,
         )
 
     def run(self, on_welcome: Callable[[], None]) -> None:
@@ -122,6 +126,7 @@ class PrefillWorker:
         """Close every link."""
         self._gateway.close()
         self._peers.close()
+        self._team.close()
 
     def turn(self, now: float) -> float:
         """Everything that is due at `now`: messages, outcomes, deadlines, one step.
@@ -132,6 +137,8 @@ class PrefillWorker:
             self._on_gateway_message(message, now)
         for peer, message in self._peers.receive():
             self._on_peer_message(peer, message, now)
+        for event in self._team.outcomes():
+            self._gathering.put(event)
         for event in self._outcomes.take():
             self._on_outcome(event, now)
         if now >= self._next_sweep:
@@ -143,7 +150,7 @@ class PrefillWorker:
 
     # Messages.
 
-    def _on_gateway_message(self, message: Message, now: float) -> None:
+    def _on_gateway_message(self, message: AnyMessage, now: float) -> None:
         match message:
             case PrefillTask():
                 self.on_prefill_task(message, now)
@@ -152,7 +159,7 @@ class PrefillWorker:
             case _:
                 log.warning("the gateway sent a %s, which prefill has no use for", type(message).__name__)
 
-    def _on_peer_message(self, peer: Peer, message: Message, now: float) -> None:
+    def _on_peer_message(self, peer: Peer, message: AnyMessage, now: float) -> None:
         match message:
             case PeerWelcome():
                 self._peers.on_peer_welcome(peer, message)
@@ -268,6 +275,8 @@ class PrefillWorker:
         ]
         try:
             ended = self.engine.step(work)
+        except RankLostError:
+            raise
         except Exception as error:  # one bad request must not take the worker down
             log.exception("a prefill step failed")
             for request, _ in batch:
@@ -337,8 +346,8 @@ class PrefillWorker:
         if request.handoff.state is HandoffState.MOVING:
             request.handoff.move(HandoffState.ABORTING, now)
             self._draining[request.attempt] = request
-            _, sender = request.peer.route
-            sender.cancel(request.attempt)
+            _, route = request.peer.route
+            route.cancel(request.attempt)
         else:
             self._say_quiet(request)
 
@@ -350,8 +359,7 @@ class PrefillWorker:
 
     def _release(self, request: PrefillRequest) -> None:
         if request.lease is not None:
-            freed = self.pools.release(request.lease)
-            self.storage.wipe(freed.pages, freed.slots)
+            self._team.wipe(self.pools.release(request.lease))
             request.lease = None
 
     def _drop_all(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,8 @@ from pools.spec import DType
 from pools.storage import Storage
 from prefill.config import PrefillConfig
 from prefill.worker import PrefillWorker
+from ranks.followers import Followers
+from ranks.team import Team
 from transfer.media import media_of
 from transfer.medium import Landing
 from transfer.segment import Segment
@@ -87,10 +89,19 @@ class Decoders:
         segment = Segment.create("test", plan.block_bytes) if shared else None
         block = torch.frombuffer(segment.memory, dtype=torch.uint8)[: plan.block_bytes] if segment else None
         storage = Storage.from_plan(plan, block=block, poison=config.poison)
-        return (
-            Served(like.name, like.fingerprint, like.vocab_size, plan, storage, like.decoder),
-            segment,
-        )
+        return replace(like, plan=plan, storage=storage), segment
+
+
+def landings_of(
+    context: zmq.Context[zmq.Socket[bytes]], served: Served, segment: Segment | None, transfer: str
+) -> dict[str, Landing]:
+    """A decode rank's transfer back ends; its pools lie in `segment`, if it is to offer shm."""
+    landings: dict[str, Landing] = {}
+    if segment is not None:
+        landings["shm"] = ShmLanding(segment)
+    if "tcp" in media_of(transfer):
+        landings["tcp"] = TcpLanding(context, served.storage.block.numpy(), "tcp://127.0.0.1:*")
+    return landings
 
 
 @dataclass
@@ -132,32 +143,41 @@ class Fleet:
         self.answers: dict[str, Answer] = {}
         self.max_running_seen = 0
 
-    def add_prefill(self, served: Served, *, chunk_size: int, transfer: str, ask_ahead: int = 8) -> PrefillWorker:
+    def add_prefill(
+        self,
+        served: Served,
+        *,
+        chunk_size: int,
+        transfer: str,
+        ask_ahead: int = 8,
+        followers: Followers | None = None,
+    ) -> PrefillWorker:
         """Start a prefill worker."""
         name = f"prefill-{len(self.workers)}"
         config = PrefillConfig(name, self._gateway.endpoint, chunk_size, ask_ahead, transfer)
-        worker = PrefillWorker(config, served, Incarnation(f"{name}-1"))
+        worker = PrefillWorker(config, Team(served, followers), Incarnation(f"{name}-1"))
         self.workers.append(worker)
         return worker
 
-    def add_decode(self, served: Served, segment: Segment | None, *, transfer: str) -> DecodeWorker:
+    def add_decode(
+        self, served: Served, segment: Segment | None, *, transfer: str, followers: Followers | None = None
+    ) -> DecodeWorker:
         """Start a decode worker; its pools lie in `segment`, if it is to offer shm."""
         name = f"decode-{len(self.workers)}"
-        landings: dict[str, Landing] = {}
-        if segment is not None:
-            landings["shm"] = ShmLanding(segment)
-        if "tcp" in media_of(transfer):
-            landings["tcp"] = TcpLanding(self.context, served.storage.block.numpy(), "tcp://127.0.0.1:*")
+        landings = landings_of(self.context, served, segment, transfer)
         config = DecodeConfig(name, self._gateway.endpoint, f"ipc://{self._directory}/{name}")
-        worker = DecodeWorker(config, served, Incarnation(f"{name}-1"), self.context, landings)
+        team = Team(served, followers)
+        worker = DecodeWorker(config, team, Incarnation(f"{name}-1"), self.context, landings)
         self.workers.append(worker)
         return worker
 
-    def add_colocated(self, served: Served, *, chunk_size: int) -> ColocatedWorker:
+    def add_colocated(
+        self, served: Served, *, chunk_size: int, followers: Followers | None = None
+    ) -> ColocatedWorker:
         """Start a colocated worker."""
         name = f"colocated-{len(self.workers)}"
         config = ColocatedConfig(name, self._gateway.endpoint, chunk_size)
-        worker = ColocatedWorker(config, served, Incarnation(f"{name}-1"))
+        worker = ColocatedWorker(config, Team(served, followers), Incarnation(f"{name}-1"))
         self.workers.append(worker)
         return worker
 

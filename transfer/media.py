@@ -13,7 +13,7 @@ from transfer.errors import MediumUnusable
 from transfer.medium import Channel
 from transfer.shm import ShmChannel
 from transfer.tcp import TcpChannel
-from wire.messages import PeerHello, PeerWelcome
+from wire.messages import PeerHello
 
 MEDIA = ("shm", "tcp")
 """Best first."""
@@ -49,13 +49,13 @@ def choose_medium(hello: PeerHello, offered: Sequence[str], host: str) -> str:
 
 
 def open_channel(
-    welcome: PeerWelcome, context: zmq.Context[zmq.Socket[bytes]], source: np.ndarray, target_nbytes: int
+    medium: str, reach: str, context: zmq.Context[zmq.Socket[bytes]], source: np.ndarray, target_nbytes: int
 ) -> Channel:
-    """Connect to the decode worker that sent `welcome`. Raises MediumUnusable when that cannot be."""
+    """Connect to one decode rank's pools. Raises MediumUnusable when that cannot be."""
     openers: Mapping[str, Callable[[], Channel]] = {
-        "shm": lambda: ShmChannel(source, welcome.reach, target_nbytes),
-        "tcp": lambda: TcpChannel(context, source, welcome.reach),
+        "shm": lambda: ShmChannel(source, reach, target_nbytes),
+        "tcp": lambda: TcpChannel(context, source, reach),
     }
-    if welcome.medium not in openers:
-        raise MediumUnusable(f"the decode worker wants transfer back end {welcome.medium!r}, unknown here")
-    return openers[welcome.medium]()
+    if medium not in openers:
+        raise MediumUnusable(f"the decode worker wants transfer back end {medium!r}, unknown here")
+    return openers[medium]()

@@ -1,17 +1,18 @@
 """Which bytes go where: pairs of byte ranges from a source and a destination pool layout. Pure arithmetic.
 
-Where both sides use the same page size a page is one range, and pages that are neighbours on both sides become one
-longer range. Where page sizes differ, tokens are regrouped field by field.
+Where both sides lay pages out alike a page is one range, and pages that are neighbours on both sides become one
+longer range. Where page sizes or tensor-parallel sizes differ, tokens are regrouped field by field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pools.layout import PoolLayout
 from pools.regions import merged, page_regions, slot_regions
 from transfer.errors import OutOfLease
+from transfer.reshard import Reshard
 
 
 class Range(NamedTuple):
@@ -23,70 +24,71 @@ class Range(NamedTuple):
 
 
 def plan_tokens(
-    source: PoolLayout,
-    target: PoolLayout,
-    source_pages: Sequence[int],
-    target_pages: Sequence[int],
-    start: int,
-    stop: int,
+    reshard: Reshard, source_pages: Sequence[int], target_pages: Sequence[int], start: int, stop: int
 ) -> list[Range]:
     """The ranges that move tokens `start … stop-1` of a request whose pages these are, in token order.
 
     `start` must begin a page on the source side. Raises OutOfLease when the pages do not hold the tokens.
     """
+    source, target = reshard.source, reshard.target
     if stop > len(source_pages) * source.page_size or stop > len(target_pages) * target.page_size:
         raise OutOfLease(
             f"{stop} tokens do not fit {len(source_pages)} pages of {source.page_size} here "
             f"and {len(target_pages)} of {target.page_size} there"
         )
-    if source.page_size == target.page_size:
+    if reshard.same_pages:
         first, last = start // source.page_size, -(-stop // source.page_size)
         ranges: Iterator[Range] = (
             Range(source.page_offset(here), target.page_offset(there), source.page.nbytes)
             for here, there in zip(source_pages[first:last], target_pages[first:last], strict=True)
         )
     else:
-        ranges = _regroup(source, target, source_pages, target_pages, start, stop)
+        ranges = _regroup(reshard, source_pages, target_pages, start, stop)
     return merge(ranges)
 
 
-def plan_slots(
-    source: PoolLayout, target: PoolLayout, source_slots: Sequence[int], target_slots: Sequence[int]
-) -> list[Range]:
+def plan_slots(reshard: Reshard, source_slots: Sequence[int], target_slots: Sequence[int]) -> list[Range]:
     """The ranges that move a request's recurrent state: its first slot; tracking slots stay where they are."""
-    if not source.slot.nbytes:
+    if not reshard.slots:
         return []
-    return [Range(source.slot_offset(source_slots[0]), target.slot_offset(target_slots[0]), source.slot.nbytes)]
+    here, there = reshard.source.slot_offset(source_slots[0]), reshard.target.slot_offset(target_slots[0])
+    if reshard.same_slots:
+        return [Range(here, there, reshard.source.slot.nbytes)]
+    return merge(
+        Range(here + field.source_offset + cut.source, there + field.target_offset + cut.target, cut.nbytes)
+        for field in reshard.slots
+        for cut in field.cuts
+    )
 
 
 def _regroup(
-    source: PoolLayout,
-    target: PoolLayout,
-    source_pages: Sequence[int],
-    target_pages: Sequence[int],
-    start: int,
-    stop: int,
+    reshard: Reshard, source_pages: Sequence[int], target_pages: Sequence[int], start: int, stop: int
 ) -> Iterator[Range]:
-    """Token runs that lie within one page on either side, one range for each field."""
+    """Token runs that lie within one page on either side, field by field."""
+    source, target = reshard.source, reshard.target
     token = start
     while token < stop:
         here, here_at = divmod(token, source.page_size)
         there, there_at = divmod(token, target.page_size)
         run = min(stop - token, source.page_size - here_at, target.page_size - there_at)
-        here_base, there_base = (
-            source.page_offset(source_pages[here]), target.page_offset(target_pages[there])
-        )  # fmt: skip
-        for ours, theirs in zip(source.page.fields, target.page.fields, strict=True):
-            token_bytes = ours.nbytes // source.page_size
-            yield Range(
-                here_base + ours.offset + here_at * token_bytes,
-                there_base + theirs.offset + there_at * token_bytes,
-                run * token_bytes,
-            )
+        here_base, there_base = source.page_offset(source_pages[here]), target.page_offset(target_pages[there])
+        for field in reshard.pages:
+            ours = here_base + field.source_offset + here_at * field.source_nbytes
+            theirs = there_base + field.target_offset + there_at * field.target_nbytes
+            if field.whole:
+                yield Range(ours, theirs, run * field.source_nbytes)
+                continue
+            for number in range(run):
+                for cut in field.cuts:
+                    yield Range(
+                        ours + number * field.source_nbytes + cut.source,
+                        theirs + number * field.target_nbytes + cut.target,
+                        cut.nbytes,
+                    )
         token += run
 
 
-def merge(ranges: Iterator[Range] | Sequence[Range]) -> list[Range]:
+def merge(ranges: Iterable[Range]) -> list[Range]:
     """The same bytes in fewer ranges: neighbours on both sides become one."""
     merged: list[Range] = []
     for item in ranges:

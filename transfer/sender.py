@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -87,15 +87,15 @@ class _Marker(Enum):
 
 
 class Sender:
-    """`channel` belongs to the sender's thread from here on.
+    """`channel` belongs to the sender's thread from here on, from which `put` is called with each outcome.
 
     The queue is bounded by what feeds it: a request adds one job a chunk and one marker, and the worker holds a
     bounded number of requests.
     """
 
-    def __init__(self, channel: Channel, outcomes: Outcomes, name: str) -> None:
+    def __init__(self, channel: Channel, put: Callable[[Event], None], name: str) -> None:
         self._channel = channel
-        self._outcomes = outcomes
+        self._put = put
         self._jobs: queue.SimpleQueue[tuple[AttemptId, Sequence[Range] | _Marker] | None] = queue.SimpleQueue()
         self._cancelled: set[AttemptId] = set()
         self._progress: dict[AttemptId, tuple[int, float]] = {}
@@ -135,11 +135,11 @@ class Sender:
             self._channel.write(attempt, ranges)
         except TransferError as error:
             self._failed.add(attempt)
-            self._outcomes.put(SendFailed(attempt, str(error)))
+            self._put(SendFailed(attempt, str(error)))
         except Exception as error:  # a bug of ours must fail this attempt, not silence all later ones
             log.exception("the transfer of %s failed", attempt)
             self._failed.add(attempt)
-            self._outcomes.put(SendFailed(attempt, f"{type(error).__name__}: {error}"))
+            self._put(SendFailed(attempt, f"{type(error).__name__}: {error}"))
         nbytes, seconds = self._progress.get(attempt, (0, 0.0))
         nbytes += sum(item.nbytes for item in ranges)
         self._progress[attempt] = (nbytes, seconds + time.monotonic() - started)
@@ -151,6 +151,6 @@ class Sender:
         if marker is _Marker.CANCEL:
             self._cancelled.discard(attempt)
             self._failed.discard(attempt)
-            self._outcomes.put(Drained(attempt))
+            self._put(Drained(attempt))
         elif not failed and attempt not in self._cancelled:
-            self._outcomes.put(Sent(attempt, nbytes, seconds))
+            self._put(Sent(attempt, nbytes, seconds))

@@ -18,21 +18,23 @@ import msgpack
 
 from wire.errors import BadMessage
 from wire.messages import PROTOCOL_VERSION, Message
+from wire.rank_messages import RankMessage
 
 MAX_MESSAGE_BYTES = 64 << 20
 _MAX_ITEMS = 4 << 20
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Message), *get_args(RankMessage))}
 
 Reader = Callable[[object, str], Any]
+AnyMessage = Message | RankMessage
 
 
-def encode(message: Message) -> bytes:
+def encode(message: AnyMessage) -> bytes:
     """The message as bytes."""
     fields = _plain(message)
     return cast(bytes, msgpack.packb({"v": PROTOCOL_VERSION, "k": type(message).__name__, **fields}))
 
 
-def decode(data: bytes | memoryview) -> Message:
+def decode(data: bytes | memoryview) -> AnyMessage:
     """The message in `data`. Raises BadMessage, naming the kind and the field, when it is not one."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise BadMessage(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
@@ -54,7 +56,7 @@ def decode(data: bytes | memoryview) -> Message:
     kind = body.get("k")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise BadMessage(f"unknown message kind {str(kind)[:80]!r}")
-    return cast(Message, _reader(_KINDS[kind])(body, kind))
+    return cast(AnyMessage, _reader(_KINDS[kind])(body, kind))
 
 
 def _plain(value: object) -> Any:

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import zmq
 
+from wire.codec import AnyMessage
 from wire.errors import LinkFull
 from wire.links import DialLink
 from wire.messages import Bye, Hello, Incarnation, Load, Message, Token, Tokens, Welcome
@@ -68,7 +69,7 @@ class GatewayLink:
             self._next_beat = now + (self._heartbeat_s if self._welcomed else _DIAL_EVERY_S)
         return max(0.0, self._next_beat - now)
 
-    def receive(self, now: float) -> Iterator[Message]:
+    def receive(self, now: float) -> Iterator[AnyMessage]:
         """What the gateway sent, less its `Welcome`s."""
         for message in self._link.receive():
             if isinstance(message, Welcome):

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import zmq
 
-from wire.codec import MAX_MESSAGE_BYTES, decode, encode
+from wire.codec import MAX_MESSAGE_BYTES, AnyMessage, decode, encode
 from wire.errors import BadMessage, LinkFull
-from wire.messages import Message
 
 QUEUED_MESSAGES = 10_000
 """Bound on the messages that wait in either direction of one link."""
@@ -42,14 +41,14 @@ class DialLink:
         self.socket = open_socket(context, zmq.DEALER, endpoint)
         self.socket.connect(endpoint)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AnyMessage) -> None:
         """Queue the message. Raises LinkFull when the peer has not read the last ten thousand."""
         try:
             self.socket.send(encode(message), zmq.DONTWAIT)
         except zmq.Again as error:
             raise LinkFull(f"{self.endpoint} does not take messages") from error
 
-    def receive(self) -> Iterator[Message]:
+    def receive(self) -> Iterator[AnyMessage]:
         """The messages that have arrived; bytes that are no message are logged and dropped."""
         for _ in range(_RECEIVED_AT_ONCE):
             try:
@@ -75,7 +74,7 @@ class ListenLink:
         self.socket.bind(endpoint)
         self.endpoint = self.socket.get_string(zmq.LAST_ENDPOINT)
 
-    def send(self, peer: bytes, message: Message) -> bool:
+    def send(self, peer: bytes, message: AnyMessage) -> bool:
         """Queue the message for a peer. False when the peer has gone or does not read: it will learn by deadline."""
         try:
             self.socket.send_multipart([peer, encode(message)], zmq.DONTWAIT)
@@ -84,7 +83,7 @@ class ListenLink:
             return False
         return True
 
-    def receive(self) -> Iterator[tuple[bytes, Message]]:
+    def receive(self) -> Iterator[tuple[bytes, AnyMessage]]:
         """(peer, message) for all that has arrived; bytes that are no message are logged and dropped."""
         for _ in range(_RECEIVED_AT_ONCE):
             try:
@@ -100,7 +99,7 @@ class ListenLink:
         self.socket.close()
 
 
-def _decoded(data: bytes, where: str) -> Message | None:
+def _decoded(data: bytes, where: str) -> AnyMessage | None:
     try:
         return decode(data)
     except BadMessage as error:

@@ -245,8 +245,8 @@ class Failed:
 class PeerHello:
     """Prefill → decode, first on every link: may I hand requests over to you?
 
-    `media`: transfer back ends I can use, best first. `host` is equal for processes
-    that can share memory; there, `pid` lets the other side confirm that this process is gone.
+    `media`: transfer back ends I can use, best first. `host` is equal for processes that can share memory; there,
+    `pids`, one for each tensor-parallel rank, let the other side confirm that these processes are gone.
     """
 
     protocol: int
@@ -257,12 +257,15 @@ class PeerHello:
     page_size: int
     media: tuple[str, ...]
     host: str
-    pid: int
+    pids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerWelcome:
-    """Decode → prefill: yes, by this medium. `reach` says how (its meaning is the medium's)."""
+    """Decode → prefill: yes, by this medium.
+
+    `reaches` say how to connect to each tensor-parallel rank (their meaning is the medium's).
+    """
 
     worker: str
     incarnation: Incarnation
@@ -270,7 +273,7 @@ class PeerWelcome:
     num_pages: int
     num_slots: int
     medium: str
-    reach: str
+    reaches: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

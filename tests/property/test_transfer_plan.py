@@ -11,6 +11,7 @@ from pools.layout import PoolLayout
 from pools.spec import DType, PagedGroup, Segment, SlotGroup, StateSpec, TensorSpec
 from transfer.errors import OutOfLease
 from transfer.plan import LeasedMemory, Range, merge, plan_slots, plan_tokens
+from transfer.reshard import Reshard
 
 
 def hybrid_spec(layers: int, kv_heads: int, head_dim: int, dtype: DType, slots: bool) -> StateSpec:
@@ -73,13 +74,14 @@ def test_chunk_by_chunk_every_token_arrives(
     lease = LeasedMemory(target, target_pages, [1] if target.slot.nbytes else [])
     written = np.zeros(target.nbytes, dtype=np.int64)
     sent = 0
+    reshard = Reshard.between(source.spec, source, target)
     ranges: list[Range] = []
     for stop in stops:
         at_end = stop == stops[-1]
         upto = stop if at_end else stop - stop % source.page_size
-        ranges += plan_tokens(source, target, source_pages, target_pages, sent, upto)
+        ranges += plan_tokens(reshard, source_pages, target_pages, sent, upto)
         sent = upto
-    ranges += plan_slots(source, target, [2], [1])
+    ranges += plan_slots(reshard, [2], [1])
     for item in ranges:
         lease.check(item.target, item.nbytes)
         assert item.source >= 0
@@ -104,7 +106,10 @@ def test_pages_that_do_not_hold_the_tokens_are_refused(
 ) -> None:
     source, target, source_pages, target_pages, _ = case
     with pytest.raises(OutOfLease):
-        plan_tokens(source, target, source_pages, target_pages, 0, len(target_pages) * target.page_size + 1)
+        plan_tokens(
+            Reshard.between(source.spec, source, target), source_pages, target_pages, 0,
+            len(target_pages) * target.page_size + 1,
+        )  # fmt: skip
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 from wire.messages import Message
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("pools", "wire", "transfer", "models", "prefill", "decode", "colocated", "gateway", "launcher")
+FOLDERS = ("pools", "wire", "transfer", "models", "ranks", "prefill", "decode", "colocated", "gateway", "launcher")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -126,7 +126,7 @@ def test_sender_reports_what_it_sent(pair: Pair) -> None:
     outcomes = Outcomes()
     ranges = pages([0, 1, 2], [5, 4, 3])
     pair.landing.open(ONE, LeasedMemory(LAYOUT, [3, 4, 5], []))
-    sender = Sender(pair.connect(), outcomes, "test")
+    sender = Sender(pair.connect(), outcomes.put, "test")
     sender.write(ONE, ranges[:1])
     sender.write(ONE, ranges[1:])
     sender.finish(ONE)
@@ -160,7 +160,7 @@ def test_a_cancelled_attempt_writes_no_more_than_the_job_in_hand(pair: Pair) -> 
     ranges = pages([0, 1, 2], [0, 1, 2])
     pair.landing.open(ONE, LeasedMemory(LAYOUT, [0, 1, 2], []))
     channel = GatedChannel(pair.connect())
-    sender = Sender(channel, outcomes, "test")
+    sender = Sender(channel, outcomes.put, "test")
     for item in ranges:
         sender.write(ONE, [item])
     assert channel.entered.acquire(timeout=20)
@@ -194,7 +194,7 @@ class BrokenChannel:
 @pytest.mark.parametrize("error", [TransferError("no way"), ZeroDivisionError("a bug")])
 def test_a_failed_write_fails_its_attempt_once_and_spares_the_next(error: Exception) -> None:
     outcomes = Outcomes()
-    sender = Sender(BrokenChannel(error), outcomes, "test")
+    sender = Sender(BrokenChannel(error), outcomes.put, "test")
     sender.write(ONE, pages([0], [0]))
     sender.write(ONE, pages([1], [1]))
     sender.finish(ONE)

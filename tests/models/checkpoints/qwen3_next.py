@@ -63,6 +63,14 @@ MODELS: dict[str, Callable[[], Any]] = {
         mlp_only_layers=[1], decoder_sparse_step=2, norm_topk_prob=False, tie_word_embeddings=True
     ),
     "qwen3_next-dense": _qwen3_next(num_experts=0, attention_bias=True),
+    # One key head and one K/V head, which several ranks must hold copies of.
+    "qwen3_next-one-key-head": _qwen3_next(
+        num_experts=4,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        linear_num_key_heads=1,
+        linear_num_value_heads=4,
+    ),
     "qwen3_5_text": _qwen3_5(tie_word_embeddings=True),
     "qwen3_5": _qwen3_5_multimodal(tied=False),
     "qwen3_5-tied": _qwen3_5_multimodal(tied=True),
