@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from launcher.child import Child
 from launcher.errors import LaunchError
 from launcher.options import (
     child_options,
@@ -24,7 +25,7 @@ from launcher.options import (
 )
 from launcher.ranks import FollowerConfig, LandingConfig, run_follower
 from launcher.settings import Settings, new_incarnation
-from launcher.workers import Child, run_colocated, run_decode, run_prefill, set_up_logging
+from launcher.workers import run_colocated, run_decode, run_prefill, set_up_logging
 from pools.sizing import Phase
 from wire.messages import Incarnation
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.child import Child
 from models.serving import ServingConfig
 from pools.sizing import Phase
 from pools.spec import DType
@@ -76,7 +78,7 @@ class FollowerConfig:
 
 
 def make_team(
-    name: str, serving: ServingConfig, phase: Phase, landing: LandingConfig | None, stack: ExitStack
+    child: Child, serving: ServingConfig, phase: Phase, landing: LandingConfig | None, stack: ExitStack
 ) -> tuple[Team, dict[str, Landing]]:
     """Load this worker's model on all of its ranks. Returns rank 0's landings, of a decode worker, with the team.
 
@@ -88,7 +90,7 @@ def make_team(
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     if serving.tp == 1:
-        served, landings = load_rank(name, serving, phase, landing, context, None)
+        served, landings = load_rank(child.name, serving, phase, landing, context, None)
         return Team(served), landings
 
     import torch.distributed as dist
@@ -100,14 +102,20 @@ def make_team(
     plan_worker(serving, phase)  # what is wrong with the model or the memory is said once, before there are processes
     # An own port for each worker: the kernel picks one that is free.
     store = dist.TCPStore("127.0.0.1", 0, serving.tp, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-ranks-", ignore_cleanup_errors=True))
-    link = ListenLink(context, f"ipc://{directory}/leader")
-    config = FollowerConfig(name, 0, link.endpoint, store.port, phase, serving, landing)
+    link = ListenLink(context, f"ipc://{_directory(child, stack)}/{child.name}.ranks")
+    config = FollowerConfig(child.name, 0, link.endpoint, store.port, phase, serving, landing)
     processes = [_start(replace(config, rank=rank), stack) for rank in range(1, serving.tp)]
     followers = Followers(link, len(processes), lambda: _check(processes))
-    served, landings = load_rank(name, serving, phase, landing, context, join(store, 0, serving.tp))
+    served, landings = load_rank(child.name, serving, phase, landing, context, join(store, 0, serving.tp))
     followers.wait_ready(_LOAD_S)
     return Team(served, followers), landings
+
+
+def _directory(child: Child, stack: ExitStack) -> str:
+    """A private one for the ranks' socket: the run directory, or a new one for a worker started by hand."""
+    if child.gateway.startswith("ipc://"):
+        return str(Path(child.gateway.removeprefix("ipc://")).parent)
+    return stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True))
 
 
 def join(store: Any, rank: int, size: int) -> Ranks:
@@ -166,6 +174,7 @@ def run_follower(config: FollowerConfig, lifeline_fd: int) -> None:
     from ranks.follower import Follower
 
     follow(lifeline_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the leader too, which ends this rank
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     store = dist.TCPStore("127.0.0.1", config.store_port, config.serving.tp, is_master=False)  # type: ignore[attr-defined]
     ranks = join(store, config.rank, config.serving.tp)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Protocol
 
+from launcher.child import Child
 from launcher.errors import LaunchError
 from launcher.lifeline import Ready, follow
 from launcher.ranks import LandingConfig, make_team
@@ -15,18 +15,6 @@ from models.errors import ModelError
 from models.serving import Served, ServingConfig
 from pools.errors import PlanRefused
 from pools.sizing import MemoryPlan, Phase
-from wire.messages import Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """One worker process: its name, where it belongs, and the pipes to the launcher, if one has started it."""
-
-    name: str
-    incarnation: Incarnation
-    gateway: str
-    lifeline_fd: int | None
-    ready_fd: int | None
 
 
 class Worker(Protocol):
@@ -52,7 +40,7 @@ def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer:
         # Twice the requests it can compute at once: the next ones' memory on decode is ready when theirs here is.
         ask_ahead = 2 * serving.max_running_requests
         config = PrefillConfig(child.name, child.gateway, chunk_size, ask_ahead, transfer)
-        team, _ = make_team(child.name, serving, Phase.PREFILL, None, stack)
+        team, _ = make_team(child, serving, Phase.PREFILL, None, stack)
         return team.served, PrefillWorker(config, team, child.incarnation)
 
     _run(child, build)
@@ -68,7 +56,7 @@ def run_decode(child: Child, serving: ServingConfig, peer_endpoint: str, landing
         from decode.worker import DecodeWorker
 
         config = DecodeConfig(child.name, child.gateway, peer_endpoint)
-        team, landings = make_team(child.name, serving, Phase.DECODE, landing, stack)
+        team, landings = make_team(child, serving, Phase.DECODE, landing, stack)
         return team.served, DecodeWorker(config, team, child.incarnation, zmq.Context(), landings)
 
     _run(child, build)
@@ -82,7 +70,7 @@ def run_colocated(child: Child, serving: ServingConfig, chunk_size: int) -> None
         from colocated.worker import ColocatedWorker
 
         config = ColocatedConfig(child.name, child.gateway, chunk_size)
-        team, _ = make_team(child.name, serving, Phase.COLOCATED, None, stack)
+        team, _ = make_team(child, serving, Phase.COLOCATED, None, stack)
         return team.served, ColocatedWorker(config, team, child.incarnation)
 
     _run(child, build)

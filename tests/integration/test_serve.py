@@ -234,7 +234,7 @@ def _no_tokenizer(folder: Path) -> None:
     ("damage", "says"),
     [
         (_broken_config, "config.json"),
-        (_unknown_type, "rwkv9'; implemented: granitemoehybrid"),
+        (_unknown_type, "rwkv9'; implemented: "),
         (_cut_weights, "model.safetensors"),
         (_no_weights, "model.safetensors"),
         (_no_tokenizer, "tokenizer"),
