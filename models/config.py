@@ -33,6 +33,10 @@ class Config:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")
         return value
 
+    def optional_integer(self, name: str, default: int) -> int | None:
+        """As `integer`, but null is a value of its own: none."""
+        return None if name in self._fields and self._fields[name] is None else self.integer(name, default)
+
     def number(self, name: str, default: float) -> float:
         """A number."""
         value = self.read(name, default)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from models.errors import UnknownModelError
 from models.families.family import Family
+from models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from models.families.granitemoehybrid import GRANITEMOEHYBRID
 from models.families.llama import LLAMA
+from models.families.mistral import MISTRAL
+from models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from models.families.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
-FAMILIES = {
-    family.model_type: family
-    for family in (LLAMA, QWEN3_NEXT, QWEN3_5, QWEN3_5_TEXT, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, GRANITEMOEHYBRID)
-}
+# One line a file of `models.families`.
+ALL = (
+    *(GEMMA3, GEMMA3_TEXT),
+    GRANITEMOEHYBRID,
+    LLAMA,
+    MISTRAL,
+    *(QWEN2, QWEN3, QWEN3_MOE),
+    *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT),
+)
+FAMILIES = {family.model_type: family for family in ALL}
 
 
 def find_family(model_type: object) -> Family:

@@ -3,7 +3,8 @@
 Version 5 of transformers writes one object `rope_parameters`; earlier files have `rope_theta` and an optional
 `rope_scaling` beside it. The formulas are those of `transformers.modeling_rope_utils`: `linear` (positions divided
 by a factor), `llama3` (Llama 3.1: long waves divided, short ones kept, a ramp between) and `yarn` (Peng et al. 2023,
-arXiv:2309.00071).
+arXiv:2309.00071). `dynamic` changes the frequencies only when a context is longer than max_position_embeddings; a
+request never is, so it equals `default` here.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _SPELLINGS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_facto
 _SCALING_FIELDS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {
@@ -37,7 +39,13 @@ _SCALING_FIELDS = {
 
 
 def read_rope(
-    config: Config, head_dim: int, max_positions: int, *, partial: float | None = None, unused: Collection[str] = ()
+    config: Config,
+    head_dim: int,
+    max_positions: int,
+    *,
+    partial: float | None = None,
+    unused: Collection[str] = (),
+    default_theta: float = DEFAULT_THETA,
 ) -> Rope:
     """The rotary positions of a head of `head_dim` dimensions.
 
@@ -47,6 +55,21 @@ def read_rope(
     if config.has("original_max_position_embeddings"):
         raise ConfigError("original_max_position_embeddings is only implemented inside the rope parameters")
     parameters = config.section("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    theta = config.number("rope_theta", default_theta)
+    partial_default = config.number("partial_rotary_factor", 1.0 if partial is None else partial)
+    return rope_of(parameters, head_dim, max_positions, theta, partial_default, partial is None, unused)
+
+
+def rope_of(
+    parameters: Config,
+    head_dim: int,
+    max_positions: int,
+    default_theta: float,
+    default_fraction: float = 1.0,
+    whole: bool = True,
+    unused: Collection[str] = (),
+) -> Rope:
+    """The rotary positions that one object of rope parameters describes. `whole`: nothing but all of a head."""
     kind = str(parameters.read("rope_type", parameters.read("type", "default")))
     if kind not in _SCALING_FIELDS:
         raise ConfigError(f"rope_type is {kind!r}; implemented: {', '.join(_SCALING_FIELDS)}")
@@ -54,10 +77,9 @@ def read_rope(
     if unknown:
         raise ConfigError(f"rope type {kind!r} has parameters that are not implemented: {', '.join(sorted(unknown))}")
 
-    theta = parameters.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
-    fallback = config.number("partial_rotary_factor", 1.0 if partial is None else partial)
-    fraction = parameters.number("partial_rotary_factor", fallback)
-    if partial is None and fraction != 1.0:
+    theta = parameters.number("rope_theta", default_theta)
+    fraction = parameters.number("partial_rotary_factor", default_fraction)
+    if whole and fraction != 1.0:
         raise ConfigError(f"partial_rotary_factor is {fraction}; this model type rotates whole heads")
     dim = int(head_dim * fraction)
     if dim % 2 or not 0 < dim <= head_dim:
@@ -123,6 +145,7 @@ def _yarn_magnitude(parameters: Config, factor: float) -> float:
 
 _SCALINGS: dict[str, Callable[[Config, float, int, int], Rope]] = {
     "default": _default,
+    "dynamic": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -11,13 +11,14 @@ from collections.abc import Collection, Sequence
 from models.architecture import Architecture, Block, Layer
 from models.config import Config
 from models.errors import ConfigError
+from models.families.common import gated_moe_pieces
 from models.families.family import Family
 from models.manifest import Manifest, Names, Piece, Pieces, decoder_manifest
 from models.parts.attention import Attention
 from models.parts.basics import Norm, Part
 from models.parts.feed_forward import Mlp, Moe, Router
 from models.parts.gated_delta import GatedDelta
-from models.pieces import attention_pieces, expert_pieces, mlp_pieces, stretches
+from models.pieces import attention_pieces, mlp_pieces, stretches
 from models.rope import read_rope
 
 IGNORED = r"mtp\..*|model\.visual\..*"  # draft layers and the vision tower
@@ -204,16 +205,10 @@ def _interleaved_inputs(delta: GatedDelta, hidden: int, disk: str) -> tuple[Piec
 
 
 def _moe_pieces(moe: Moe, hidden: int, ours: str, disk: str, stored: Collection[str]) -> Pieces:
-    experts, size = moe.router.experts, moe.expert.intermediate
-    yield f"{ours}router.weight", (Piece(f"{disk}gate.weight", (experts, hidden)),)
+    yield from gated_moe_pieces(moe, hidden, ours, disk, stored)
     yield f"{ours}shared_gate.weight", (Piece(f"{disk}shared_expert_gate.weight", (1, hidden)),)
     if moe.shared:
         yield from mlp_pieces(moe.shared, hidden, f"{ours}shared.", f"{disk}shared_expert.")
-    if f"{disk}experts.gate_up_proj" in stored:
-        yield f"{ours}up", (Piece(f"{disk}experts.gate_up_proj", (experts, 2 * size, hidden), units=experts),)
-        yield f"{ours}down", (Piece(f"{disk}experts.down_proj", (experts, hidden, size), units=experts),)
-    else:
-        yield from expert_pieces(moe, hidden, ours, f"{disk}experts.")
 
 
 QWEN3_NEXT = Family("qwen3_next", qwen3_next, manifest, IGNORED)

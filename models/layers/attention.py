@@ -48,14 +48,18 @@ class AttentionLayer(nn.Module):
         state["k"][batch.write_pages, batch.write_offsets] = k
         state["v"][batch.write_pages, batch.write_offsets] = v
 
-        outputs = []
+        outputs, page_size = [], state["k"].shape[1]
         if ones := batch.ones.count:
             keys, values = state["k"][batch.ones.pages].flatten(1, 2), state["v"][batch.ones.pages].flatten(1, 2)
-            outputs.append(attend_one(q[:ones], keys, values, batch.ones.unwritten, attention.scale))
+            hidden = hide(batch.ones.unwritten, attention.window)
+            outputs.append(attend_one(q[:ones], keys, values, hidden, attention.scale))
         for chunk in batch.longer:
             context = chunk.start + chunk.end - chunk.begin
-            keys, values = (state[name][chunk.pages].flatten(0, 1)[:context] for name in ("k", "v"))
-            outputs.append(attend_many(q[chunk.begin : chunk.end], keys, values, attention.scale))
+            # Pages that lie wholly behind the first token's window are not read.
+            unseen = max(0, chunk.start + 1 - attention.window) // page_size if attention.window else 0
+            read = slice(0, context - unseen * page_size)
+            keys, values = (state[name][chunk.pages[unseen:]].flatten(0, 1)[read] for name in ("k", "v"))
+            outputs.append(attend_many(q[chunk.begin : chunk.end], keys, values, attention.scale, attention.window))
         y = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if gate is not None:
             y = y * torch.sigmoid(gate)
@@ -63,43 +67,58 @@ class AttentionLayer(nn.Module):
         return output
 
 
+def hide(unwritten: torch.Tensor, window: int | None) -> torch.Tensor:
+    """(B, L) bool: positions that a context's last token does not look at, given those `unwritten` behind it."""
+    if window is None:
+        return unwritten
+    contexts = (~unwritten).sum(-1, keepdim=True)
+    return unwritten | (torch.arange(unwritten.shape[1], device=unwritten.device) < contexts - window)
+
+
 def attend_one(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, unwritten: torch.Tensor, scale: float
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """One query for each of B contexts.
 
-    q: (B, heads, d); keys, values: (B, L, kv_heads, d), changed in place; unwritten: (B, L) bool, positions that hold
-    no token: any bytes, NaN too. Returns (B, heads, d).
+    q: (B, heads, d); keys, values: (B, L, kv_heads, d), changed in place; hidden: (B, L) bool, positions not to look
+    at, which may hold any bytes, NaN too. Returns (B, heads, d).
     """
     batch, _, kv_heads, _ = keys.shape
-    # Weights of unwritten positions are 0, but 0 × NaN is NaN: the values have to go as well.
-    values.masked_fill_(unwritten[:, :, None, None], 0)
+    # Weights of hidden positions are 0, but 0 × NaN is NaN: the values have to go as well.
+    values.masked_fill_(hidden[:, :, None, None], 0)
     grouped = q.reshape(batch, kv_heads, -1, q.shape[-1])
     scores = (grouped @ keys.permute(0, 2, 3, 1)).float() * scale
-    scores.masked_fill_(unwritten[:, None, None, :], -torch.inf)
+    scores.masked_fill_(hidden[:, None, None, :], -torch.inf)
     weights = scores.softmax(-1).to(values.dtype)
     return (weights @ values.transpose(1, 2)).reshape(q.shape)
 
 
-def attend_many(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """The last T positions of one context attend to it, each to itself and what came before.
+def attend_many(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None = None
+) -> torch.Tensor:
+    """The last T positions of one context attend to it, each to itself and what came before, within the window.
 
     q: (T, heads, d); keys, values: (L, kv_heads, d). Returns (T, heads, d).
     """
     tokens, context = len(q), len(keys)
     allowed = torch.ones(tokens, context, dtype=torch.bool, device=q.device).tril(context - tokens)
+    if window is not None:
+        allowed = allowed.triu(context - tokens - window + 1)
     q, keys, values = (part.transpose(0, 1)[None] for part in (q, keys, values))
     y = F.scaled_dot_product_attention(q, keys, values, attn_mask=allowed, scale=scale, enable_gqa=True)
     return y[0].transpose(0, 1)
 
 
-def attention_reference(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def attention_reference(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None = None
+) -> torch.Tensor:
     """As `attend_many`, token by token and head by head, straight from the definition."""
     output = torch.empty_like(q)
     group = q.shape[1] // keys.shape[1]
     for token in range(len(q)):
         context = len(keys) - len(q) + token + 1
+        first = 0 if window is None else max(0, context - window)
         for head in range(q.shape[1]):
-            scores = keys[:context, head // group] @ q[token, head] * scale
-            output[token, head] = scores.softmax(0) @ values[:context, head // group]
+            scores = keys[first:context, head // group] @ q[token, head] * scale
+            output[token, head] = scores.softmax(0) @ values[first:context, head // group]
     return output
