@@ -64,8 +64,8 @@ class Longer:
 class Batch:
     """The step's T tokens and B chunks.
 
-    token_ids, positions, write_pages, write_offsets: (T,) int64; last: (B,) int64, the row of each chunk's last
-    token, in the order in which the chunks were given.
+    token_ids, positions, write_pages, write_offsets: (T,) int64 (write_pages is empty where nothing is paged). last:
+    (B,) int64, the row of each chunk's last token, in the order in which the chunks were given.
     """
 
     token_ids: torch.Tensor
@@ -97,11 +97,13 @@ def make_batch(chunks: Sequence[Chunk], storage: Storage) -> Batch:
     last[torch.tensor(order, device=device)] = ends - 1
 
     table, slots = storage.page_table, storage.row_to_slot[rows].long()
+    # A model without paged state has a table without columns, and no layer that asks for a page.
+    written = table[token_rows, positions // page_size] if table.shape[1] else table.new_empty(0)
     ones = sum(len(chunk.token_ids) == 1 for chunk in ordered)
     return Batch(
         token_ids=token_ids,
         positions=positions,
-        write_pages=table[token_rows, positions // page_size].long(),
+        write_pages=written.long(),
         write_offsets=positions % page_size,
         last=last,
         ones=_ones(rows[:ones], starts[:ones] + 1, slots[:ones], table, page_size),
@@ -118,7 +120,7 @@ def _ones(
     rows: torch.Tensor, contexts: torch.Tensor, slots: torch.Tensor, table: torch.Tensor, page_size: int
 ) -> Ones:
     count = len(rows)
-    width = -(-int(contexts.max()) // page_size) if count else 0
+    width = min(-(-int(contexts.max()) // page_size), table.shape[1]) if count else 0
     pages = table[rows, :width].long()
     held = torch.arange(width, device=rows.device) * page_size < contexts[:, None]
     unwritten = torch.arange(width * page_size, device=rows.device) >= contexts[:, None]
@@ -135,7 +137,7 @@ def check_chunks(chunks: Sequence[Chunk], storage: Storage) -> None:
     for chunk in chunks:
         if not chunk.token_ids or chunk.start < 0:
             raise ValueError(f"row {chunk.row}: {len(chunk.token_ids)} tokens from position {chunk.start}")
-        if chunk.end > room:
+        if storage.layout.page.nbytes and chunk.end > room:
             raise ValueError(f"row {chunk.row}: {chunk.end} tokens do not fit its page table of {room} tokens")
         if chunk.row in rows:
             raise ValueError(f"row {chunk.row} has two chunks in one step")

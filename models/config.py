@@ -7,6 +7,7 @@ value: a setting is never ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from models.errors import ConfigError
 
@@ -35,7 +36,7 @@ class Config:
 
     def optional_integer(self, name: str, default: int) -> int | None:
         """As `integer`, but null is a value of its own: none."""
-        return None if name in self._fields and self._fields[name] is None else self.integer(name, default)
+        return None if self.null(name) else self.integer(name, default)
 
     def number(self, name: str, default: float) -> float:
         """A number."""
@@ -79,6 +80,25 @@ class Config:
             raise ConfigError(f"{name} is {value!r}; it must be an object")
         return Config({**value, **{field: self._fields[field] for field in inherited if self.has(field)}})
 
+    def numbers(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """A list of as many numbers as `default` has."""
+        value = self.read(name, default)
+        if not isinstance(value, list | tuple) or len(value) != len(default) or not all(map(_is_number, value)):
+            raise ConfigError(f"{name} is {value!r}; it must be a list of {len(default)} numbers")
+        return tuple(float(entry) for entry in value)
+
+    def null(self, name: str) -> bool:
+        """Whether the field is there and null, where that has a meaning of its own."""
+        return name in self._fields and self._fields[name] is None
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Raise ConfigError for a field whose value contradicts others."""
+        raise ConfigError(f"{name} is {self._fields.get(name)!r}: {why}")
+
     def names(self) -> frozenset[str]:
         """The fields that are there and not null."""
         return frozenset(name for name in self._fields if self.has(name))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

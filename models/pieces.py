@@ -78,8 +78,9 @@ def mamba2_pieces(mamba: Mamba2, hidden: int, ours: str, disk: str) -> Pieces:
     rows = sum(size for size, _ in inputs)
     yield f"{ours}input.weight", stretches(f"{disk}in_proj.weight", (rows, hidden), inputs)
     yield f"{ours}out.weight", (Piece(f"{disk}out_proj.weight", (hidden, mamba.channels), units=heads, axis=1),)
-    if mamba.bias:
+    if mamba.input_bias:
         yield f"{ours}input.bias", stretches(f"{disk}in_proj.bias", (rows,), inputs)
+    if mamba.out_bias:
         yield f"{ours}out.bias", (Piece(f"{disk}out_proj.bias", (hidden,)),)
     shape = (mamba.conv_channels, 1, mamba.conv_width)
     yield f"{ours}conv.weight", stretches(f"{disk}conv1d.weight", shape, convolved)
@@ -87,7 +88,8 @@ def mamba2_pieces(mamba: Mamba2, hidden: int, ours: str, disk: str) -> Pieces:
         yield f"{ours}conv.bias", stretches(f"{disk}conv1d.bias", shape[:1], convolved)
     for name, stored in {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D"}.items():
         yield f"{ours}{name}", (Piece(f"{disk}{stored}", (heads,), units=heads),)
-    yield f"{ours}norm.weight", (Piece(f"{disk}norm.weight", (mamba.channels,), units=heads),)
+    if mamba.norm:
+        yield f"{ours}norm.weight", (Piece(f"{disk}norm.weight", (mamba.channels,), units=heads),)
 
 
 def stretches(name: str, shape: tuple[int, ...], parts: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from models.errors import UnknownModelError
+from models.families.bamba import BAMBA
+from models.families.falcon_h1 import FALCON_H1
 from models.families.family import Family
 from models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from models.families.granitemoehybrid import GRANITEMOEHYBRID
 from models.families.llama import LLAMA
+from models.families.mamba2 import MAMBA2
 from models.families.mistral import MISTRAL
+from models.families.nemotron_h import NEMOTRON_H
 from models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from models.families.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
 # One line a file of `models.families`.
 ALL = (
+    BAMBA,
+    FALCON_H1,
     *(GEMMA3, GEMMA3_TEXT),
     GRANITEMOEHYBRID,
     LLAMA,
+    MAMBA2,
     MISTRAL,
+    NEMOTRON_H,
     *(QWEN2, QWEN3, QWEN3_MOE),
     *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT),
 )

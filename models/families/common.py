@@ -17,6 +17,17 @@ LLAMA_NAMES = Names()
 IGNORED = r".*\.rotary_emb\.inv_freq"
 
 
+NO_POSITIONS = 1 << 20
+"""The longest context of a model that knows no positions: none is too long for it, but waiting has to be bounded."""
+
+
+def mamba_names(stored: Collection[str]) -> Names:
+    """`backbone.*` with `embeddings` (or `embedding`, in the first checkpoints) and `norm_f`; one norm a layer."""
+    body = "model." if any(name.startswith("model.") for name in stored) else "backbone."
+    embedding = "embedding.weight" if f"{body}embedding.weight" in stored else "embeddings.weight"
+    return Names(body, embedding=embedding, norm="norm_f.weight", norms=("norm.weight",), post_norms=(None,))
+
+
 def heads_of(config: Config, *, hidden: int, heads: int, kv_heads: int | None = None) -> tuple[int, int, int]:
     """Heads, K/V heads and the size of a head, which may follow from the others. Defaults are the family's."""
     heads = config.integer("num_attention_heads", heads)

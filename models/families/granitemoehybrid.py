@@ -8,6 +8,7 @@ from models.architecture import Architecture, Block, Layer
 from models.config import Config
 from models.errors import ConfigError
 from models.families.family import Family
+from models.families.mamba_fields import mamba2_of
 from models.manifest import Manifest, Names, Piece, Pieces, decoder_manifest
 from models.parts.attention import Attention
 from models.parts.basics import Norm, Part
@@ -33,7 +34,7 @@ def architecture(config: Config) -> Architecture:
         raise ConfigError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {layers}")
     mixers: dict[str, Part] = {}
     if set(kinds) & set(MAMBA):
-        mixers |= dict.fromkeys(MAMBA, _mamba(config, hidden, norm))
+        mixers |= dict.fromkeys(MAMBA, mamba2_of(config, hidden, norm))
     if set(kinds) & set(ATTENTION):
         mixers |= dict.fromkeys(ATTENTION, _attention(config, hidden, max_positions))
     if unknown := set(kinds) - mixers.keys():
@@ -66,31 +67,6 @@ def _attention(config: Config, hidden: int, max_positions: int) -> Attention:
         rope=read_rope(config, head_dim, max_positions) if positions == "rope" else None,
         qkv_bias=bias,
         out_bias=bias,
-    )
-
-
-def _mamba(config: Config, hidden: int, norm: Norm) -> Mamba2:
-    channels = config.integer("mamba_expand", 2) * hidden
-    heads = config.integer("mamba_n_heads", 128)
-    head_dim = channels // heads
-    if config.read("mamba_d_head", "auto") not in ("auto", head_dim) or heads * head_dim != channels:
-        raise ConfigError(
-            f"mamba_d_head is {config.read('mamba_d_head', 'auto')!r} with {heads} heads; "
-            f"mamba_expand × hidden_size asks for {channels} channels"
-        )
-    limits = config.read("time_step_limit", (0.0, float("inf")))
-    if not isinstance(limits, list | tuple) or len(limits) != 2:
-        raise ConfigError(f"time_step_limit is {limits!r}; it must be two numbers")
-    return Mamba2(
-        heads=heads,
-        head_dim=head_dim,
-        state=config.integer("mamba_d_state", 256),
-        groups=config.integer("mamba_n_groups", 1),
-        conv_width=config.integer("mamba_d_conv", 4, minimum=2),
-        step_limits=(float(limits[0]), float(limits[1])),
-        norm=norm,
-        conv_bias=config.flag("mamba_conv_bias", True),
-        bias=config.flag("mamba_proj_bias", False),
     )
 
 

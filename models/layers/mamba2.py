@@ -31,31 +31,49 @@ class Mamba2Layer(nn.Module):
 
     def __init__(self, mamba: Mamba2, hidden_size: int, ranks: Ranks) -> None:
         super().__init__()
-        self.norm = GroupedRmsNorm(mamba.channels, mamba.groups, mamba.norm, ranks)
+        self.norm = GroupedRmsNorm(mamba.channels, mamba.groups, mamba.norm, ranks) if mamba.norm else None
         self.mamba = mamba = mamba.share(ranks.size)
         self.widths = [mamba.channels, mamba.conv_channels, mamba.heads]
-        self.input = nn.Linear(hidden_size, sum(self.widths), bias=mamba.bias)
+        self.input = nn.Linear(hidden_size, sum(self.widths), bias=mamba.input_bias)
         self.conv = Convolution(mamba.conv_channels, mamba.conv_width, bias=mamba.conv_bias)
         self.log_rate = nn.Parameter(torch.empty(mamba.heads))
         self.step_bias = nn.Parameter(torch.empty(mamba.heads))
         self.skip = nn.Parameter(torch.empty(mamba.heads))
-        self.out = SumLinear(mamba.channels, hidden_size, bias=mamba.bias, ranks=ranks)
+        self.out = SumLinear(mamba.channels, hidden_size, bias=mamba.out_bias, ranks=ranks)
 
     def forward(
         self, x: torch.Tensor, batch: Batch, state: Mapping[str, torch.Tensor], rotations: Rotations
     ) -> torch.Tensor:
         """(T, hidden) to (T, hidden); moves the states in their slots forward."""
         mamba = self.mamba
-        gate, mixed, step = torch.split(self.input(x), self.widths, dim=-1)
+        gate, mixed, step = self._project(x)
         inputs, b, c = self._heads(self.conv(mixed, batch, state["conv"]))
         step = F.softplus(step.float() + self.step_bias.float()).clamp(*mamba.step_limits)
         log_decay = -self.log_rate.float().exp() * step
         stepped = inputs * step[..., None]
 
         y = advance((stepped, b, c, log_decay), state["ssm"], batch, one=scan_one, many=scan_many)
-        y = (y + inputs * self.skip.float()[:, None]).flatten(1) * F.silu(gate.float())
-        output: torch.Tensor = self.out(self.norm(y).to(x.dtype))
+        y = self._gated((y + inputs * self.skip.float()[:, None]).flatten(1), F.silu(gate.float()))
+        output: torch.Tensor = self.out(y.to(x.dtype))
         return output
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gate, [x | B | C] and time step, each multiplied by its constant."""
+        mamba = self.mamba
+        projected = self.input(x)
+        if any(multiplier != 1.0 for multiplier in mamba.multipliers):
+            shared = mamba.groups * mamba.state
+            widths = [mamba.channels, mamba.channels, shared, shared, mamba.heads]
+            parts = torch.split(projected, widths, dim=-1)
+            projected = torch.cat([part * by for part, by in zip(parts, mamba.multipliers, strict=True)], dim=-1)
+        gate, mixed, step = torch.split(projected, self.widths, dim=-1)
+        return gate, mixed, step
+
+    def _gated(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if self.norm is None:
+            return y * gate
+        normed: torch.Tensor = self.norm(y) * gate if self.mamba.norm_before_gate else self.norm(y * gate)
+        return normed
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         mamba, tokens = self.mamba, len(mixed)

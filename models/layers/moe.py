@@ -24,8 +24,12 @@ class MoeLayer(nn.Module):
         self.router = nn.Linear(hidden_size, moe.router.experts, bias=False)
         if moe.router.choice_bias:
             self.choice_bias = nn.Parameter(torch.empty(moe.router.experts))
-        self.up = nn.Parameter(torch.empty(len(self.mine), rows, hidden_size))
-        self.down = nn.Parameter(torch.empty(len(self.mine), hidden_size, width))
+        inside = moe.latent or hidden_size
+        self.up = nn.Parameter(torch.empty(len(self.mine), rows, inside))
+        self.down = nn.Parameter(torch.empty(len(self.mine), inside, width))
+        if moe.latent:
+            self.latent_in = nn.Linear(hidden_size, moe.latent, bias=moe.latent_bias)
+            self.latent_out = nn.Linear(moe.latent, hidden_size, bias=moe.latent_bias)
         if moe.shared:
             self.shared = MlpLayer(moe.shared, hidden_size, ranks)
         if moe.shared_gate:
@@ -34,7 +38,10 @@ class MoeLayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(T, hidden) to (T, hidden)."""
         weights, experts = route(self.router(x), self.moe.router, getattr(self, "choice_bias", None))
-        y = self.ranks.sum(mix(x, weights, experts, self.up, self.down, self.moe.expert, self.mine.start))
+        inside = self.latent_in(x) if self.moe.latent else x
+        y = self.ranks.sum(mix(inside, weights, experts, self.up, self.down, self.moe.expert, self.mine.start))
+        if self.moe.latent:
+            y = self.latent_out(y)
         if self.moe.shared:
             shared: torch.Tensor = self.shared(x)
             y = y + (shared * torch.sigmoid(self.shared_gate(x)) if self.moe.shared_gate else shared)

@@ -60,13 +60,16 @@ class Router:
 class Moe(Part):
     """A mixture of experts, and optionally an MLP that every token takes.
 
-    `expert` is one expert. `shared_gate`: the shared MLP's output is multiplied by the sigmoid of one logit.
+    `expert` is one expert. `shared_gate`: the shared MLP's output is multiplied by the sigmoid of one logit. With
+    `latent` the experts work on that many channels, between two projections (LatentMoE; Nemotron 3).
     """
 
     router: Router
     expert: Mlp
     shared: Mlp | None = None
     shared_gate: bool = False
+    latent: int | None = None
+    latent_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.expert.bias or self.expert.gate_multiplier != 1.0:

@@ -13,7 +13,8 @@ class Mamba2(Part):
     """A short convolution over [x | B | C], then the selective state space scan.
 
     Each of `groups` pairs (B, C) serves `heads / groups` consecutive heads. `step_limits` bound the time step.
-    `norm` acts on each group of channels, after the gate.
+    `norm`, if any, acts on each group of channels, after the gate or with `norm_before_gate` before it.
+    `multipliers` scale what the input projection gives: gate, x, B, C and time step (Falcon-H1).
     """
 
     heads: int
@@ -22,9 +23,12 @@ class Mamba2(Part):
     groups: int
     conv_width: int
     step_limits: tuple[float, float]
-    norm: Norm
+    norm: Norm | None
     conv_bias: bool
-    bias: bool
+    input_bias: bool
+    out_bias: bool
+    norm_before_gate: bool = False
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         divides("the number of Mamba groups", self.groups, "the number of Mamba heads", self.heads)
