@@ -11,6 +11,7 @@ from models.architecture import Architecture, Block, Layer
 from models.batch import Batch
 from models.layers.attention import AttentionLayer
 from models.layers.gated_delta import GatedDeltaLayer
+from models.layers.mamba1 import Mamba1Layer
 from models.layers.mamba2 import Mamba2Layer
 from models.layers.mlp import MlpLayer
 from models.layers.moe import MoeLayer
@@ -18,12 +19,15 @@ from models.layers.norms import RmsNorm
 from models.layers.parallel import ParallelLayer
 from models.layers.ranks import SINGLE, Ranks, SharedEmbedding
 from models.layers.rotary import Rotations, rotation
+from models.layers.short_conv import ShortConvLayer
 from models.parts.attention import Attention
 from models.parts.basics import Part, Rope
 from models.parts.feed_forward import Mlp, Moe
 from models.parts.gated_delta import GatedDelta
+from models.parts.mamba1 import Mamba1
 from models.parts.mamba2 import Mamba2
 from models.parts.parallel import Parallel
+from models.parts.short_conv import ShortConv
 
 LayerState = Mapping[str, torch.Tensor]  # a layer's state tensors by name: all pages, or all slots
 
@@ -104,6 +108,10 @@ def make_layer(part: Part, hidden: int, ranks: Ranks) -> nn.Module:
             return AttentionLayer(part, hidden, ranks)
         case GatedDelta():
             return GatedDeltaLayer(part, hidden, ranks)
+        case Mamba1():
+            return Mamba1Layer(part, hidden, ranks)
+        case ShortConv():
+            return ShortConvLayer(part, hidden, ranks)
         case Mamba2():
             return Mamba2Layer(part, hidden, ranks)
         case Mlp():

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from models.manifest import Piece, Pieces
 from models.parts.attention import Attention
 from models.parts.feed_forward import Mlp, Moe
+from models.parts.mamba1 import Mamba1
 from models.parts.mamba2 import Mamba2
 
 
-def attention_pieces(attention: Attention, hidden: int, ours: str, disk: str, out: str = "o_proj") -> Pieces:
+def attention_pieces(
+    attention: Attention, hidden: int, ours: str, disk: str, out: str = "o_proj", norm: str = "norm"
+) -> Pieces:
     """The spelling that nearly every family uses: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm`."""
     dim = attention.head_dim
     queries = attention.heads * dim * (2 if attention.output_gate else 1)
@@ -33,8 +36,8 @@ def attention_pieces(attention: Attention, hidden: int, ours: str, disk: str, ou
     if attention.out_bias:
         yield f"{ours}out.bias", (Piece(f"{disk}{out}.bias", (hidden,)),)
     if attention.qk_norm:
-        yield f"{ours}q_norm.weight", (Piece(f"{disk}q_norm.weight", (dim,)),)
-        yield f"{ours}k_norm.weight", (Piece(f"{disk}k_norm.weight", (dim,)),)
+        yield f"{ours}q_norm.weight", (Piece(f"{disk}q_{norm}.weight", (dim,)),)
+        yield f"{ours}k_norm.weight", (Piece(f"{disk}k_{norm}.weight", (dim,)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,28 @@ def mamba2_pieces(mamba: Mamba2, hidden: int, ours: str, disk: str) -> Pieces:
         yield f"{ours}{name}", (Piece(f"{disk}{stored}", (heads,), units=heads),)
     if mamba.norm:
         yield f"{ours}norm.weight", (Piece(f"{disk}norm.weight", (mamba.channels,), units=heads),)
+
+
+def mamba1_pieces(mamba: Mamba1, hidden: int, ours: str, disk: str, norms: Sequence[str] = ()) -> Pieces:
+    """The spelling of all families with Mamba. `norms`: names of those of time step, B and C, if they have weights."""
+    channels, small = mamba.channels, mamba.step_rank + 2 * mamba.state
+    halves = [(channels, channels)] * 2
+    yield f"{ours}input.weight", stretches(f"{disk}in_proj.weight", (2 * channels, hidden), halves)
+    yield f"{ours}out.weight", (Piece(f"{disk}out_proj.weight", (hidden, channels), units=channels, axis=1),)
+    if mamba.bias:
+        yield f"{ours}input.bias", stretches(f"{disk}in_proj.bias", (2 * channels,), halves)
+        yield f"{ours}out.bias", (Piece(f"{disk}out_proj.bias", (hidden,)),)
+    conv = (channels, 1, mamba.conv_width)
+    yield f"{ours}conv.weight", (Piece(f"{disk}conv1d.weight", conv, units=channels),)
+    if mamba.conv_bias:
+        yield f"{ours}conv.bias", (Piece(f"{disk}conv1d.bias", (channels,), units=channels),)
+    yield f"{ours}select.weight", (Piece(f"{disk}x_proj.weight", (small, channels), units=channels, axis=1),)
+    yield f"{ours}step.weight", (Piece(f"{disk}dt_proj.weight", (channels, mamba.step_rank), units=channels),)
+    yield f"{ours}step.bias", (Piece(f"{disk}dt_proj.bias", (channels,), units=channels),)
+    yield f"{ours}log_rate", (Piece(f"{disk}A_log", (channels, mamba.state), units=channels),)
+    yield f"{ours}skip", (Piece(f"{disk}D", (channels,), units=channels),)
+    for number, (name, width) in enumerate(zip(norms, (mamba.step_rank, mamba.state, mamba.state), strict=False)):
+        yield f"{ours}norms.{number}.weight", (Piece(f"{disk}{name}.weight", (width,)),)
 
 
 def stretches(name: str, shape: tuple[int, ...], parts: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:

@@ -8,7 +8,10 @@ from models.families.falcon_h1 import FALCON_H1
 from models.families.family import Family
 from models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from models.families.granitemoehybrid import GRANITEMOEHYBRID
+from models.families.jamba import JAMBA
+from models.families.lfm2 import LFM2, LFM2_MOE
 from models.families.llama import LLAMA
+from models.families.mamba import FALCON_MAMBA, MAMBA
 from models.families.mamba2 import MAMBA2
 from models.families.mistral import MISTRAL
 from models.families.nemotron_h import NEMOTRON_H
@@ -21,7 +24,10 @@ ALL = (
     FALCON_H1,
     *(GEMMA3, GEMMA3_TEXT),
     GRANITEMOEHYBRID,
+    JAMBA,
+    *(LFM2, LFM2_MOE),
     LLAMA,
+    *(FALCON_MAMBA, MAMBA),
     MAMBA2,
     MISTRAL,
     NEMOTRON_H,

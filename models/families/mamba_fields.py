@@ -1,4 +1,4 @@
-"""The fields `mamba_*` by which Granite, Bamba and Falcon-H1 describe a Mamba2 layer."""
+"""Fields by which several families describe their Mamba layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from models.parts.mamba2 import Mamba2
 
 
 def mamba2_of(config: Config, hidden: int, norm: Norm | None, channels: int | None = None) -> Mamba2:
-    """`channels`: where they do not follow from `mamba_expand`. Raises ConfigError when sizes contradict."""
+    """The fields `mamba_*` of Granite, Bamba and Falcon-H1.
+
+    `channels`: where they do not follow from `mamba_expand`. Raises ConfigError when sizes contradict.
+    """
     channels = channels or config.integer("mamba_expand", 2) * hidden
     heads = config.integer("mamba_n_heads", 128)
     head_dim = channels // heads
@@ -37,3 +40,8 @@ def step_limits(config: Config, name: str) -> tuple[float, float]:
     if not isinstance(limits, list | tuple) or len(limits) != 2:
         raise ConfigError(f"{name} is {limits!r}; it must be two numbers")
     return float(limits[0]), float(limits[1])
+
+
+def step_rank(config: Config, name: str, hidden: int) -> int:
+    """The width of the time steps' projection, which may be left to the hidden size."""
+    return -(-hidden // 16) if config.read(name, "auto") == "auto" else config.integer(name, 1)

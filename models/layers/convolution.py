@@ -1,4 +1,4 @@
-"""The short causal convolution in front of a recurrence: each channel on its own, then silu.
+"""The short causal convolution in front of a recurrence: each channel on its own, then usually silu.
 
 A request keeps the newest `width - 1` inputs of every channel, oldest first; before its first token they are zero.
 """
@@ -18,8 +18,9 @@ from models.layers.recurrence import advance
 class Convolution(nn.Module):
     """State: (slots, channels, width - 1) in the activations' dtype."""
 
-    def __init__(self, channels: int, width: int, bias: bool) -> None:
+    def __init__(self, channels: int, width: int, bias: bool, activated: bool = True) -> None:
         super().__init__()
+        self.activated = activated
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
@@ -28,7 +29,8 @@ class Convolution(nn.Module):
         y = advance(
             (x,), state, batch, one=partial(convolve_one, self.weight), many=partial(convolve_many, self.weight)
         )
-        return F.silu(y if self.bias is None else y + self.bias.float())
+        y = y if self.bias is None else y + self.bias.float()
+        return F.silu(y) if self.activated else y
 
 
 def convolve_one(weight: torch.Tensor, x: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

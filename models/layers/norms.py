@@ -16,13 +16,16 @@ class RmsNorm(nn.Module):
 
     def __init__(self, size: int, norm: Norm) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(size)) if norm.weighted else None
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, size) to the same shape and dtype."""
-        weight = self.weight.float() + 1.0 if self.norm.unit_offset else self.weight.float()
-        return F.rms_norm(x.float(), weight.shape, weight, self.norm.eps).to(x.dtype)
+        weight = None if self.weight is None else self.weight.float()
+        if weight is not None and self.norm.unit_offset:
+            weight = weight + 1.0
+        return F.rms_norm(x.float(), (self.size,), weight, self.norm.eps).to(x.dtype)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

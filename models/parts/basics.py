@@ -16,6 +16,7 @@ class Norm:
 
     eps: float
     unit_offset: bool = False
+    weighted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
