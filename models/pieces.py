@@ -96,7 +96,7 @@ def mamba2_pieces(mamba: Mamba2, hidden: int, ours: str, disk: str) -> Pieces:
 
 
 def mamba1_pieces(mamba: Mamba1, hidden: int, ours: str, disk: str, norms: Sequence[str] = ()) -> Pieces:
-    """The spelling of all families with Mamba. `norms`: names of those of time step, B and C, if they have weights."""
+    """The spelling of all families with Mamba. `norms`: names of those of time step, B, C, if weighted."""
     channels, small = mamba.channels, mamba.step_rank + 2 * mamba.state
     halves = [(channels, channels)] * 2
     yield f"{ours}input.weight", stretches(f"{disk}in_proj.weight", (2 * channels, hidden), halves)

@@ -10,7 +10,7 @@ from pools.spec import DType, Segment, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Mamba1(Part):
-    """A short convolution over x, then the selective scan: a channel has `state` numbers, each with a decay of its own.
+    """A short convolution over x, then the selective scan: a channel has `state` numbers, each with its own decay.
 
     `step_rank`: the width through which time steps are projected. `norm`, if any, acts on time step, B and C, each on
     its own.
