@@ -11,6 +11,8 @@ from models.architecture import Architecture, Block, Layer
 from models.batch import Batch
 from models.layers.attention import AttentionLayer
 from models.layers.gated_delta import GatedDeltaLayer
+from models.layers.kimi_delta import KimiDeltaLayer
+from models.layers.latent_attention import LatentAttentionLayer
 from models.layers.mamba1 import Mamba1Layer
 from models.layers.mamba2 import Mamba2Layer
 from models.layers.mlp import MlpLayer
@@ -24,6 +26,8 @@ from models.parts.attention import Attention
 from models.parts.basics import Part, Rope
 from models.parts.feed_forward import Mlp, Moe
 from models.parts.gated_delta import GatedDelta
+from models.parts.kimi_delta import KimiDelta
+from models.parts.latent_attention import LatentAttention
 from models.parts.mamba1 import Mamba1
 from models.parts.mamba2 import Mamba2
 from models.parts.parallel import Parallel
@@ -108,6 +112,10 @@ def make_layer(part: Part, hidden: int, ranks: Ranks) -> nn.Module:
             return AttentionLayer(part, hidden, ranks)
         case GatedDelta():
             return GatedDeltaLayer(part, hidden, ranks)
+        case KimiDelta():
+            return KimiDeltaLayer(part, hidden, ranks)
+        case LatentAttention():
+            return LatentAttentionLayer(part, hidden, ranks)
         case Mamba1():
             return Mamba1Layer(part, hidden, ranks)
         case ShortConv():

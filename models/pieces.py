@@ -36,8 +36,12 @@ def attention_pieces(
     if attention.out_bias:
         yield f"{ours}out.bias", (Piece(f"{disk}{out}.bias", (hidden,)),)
     if attention.qk_norm:
-        yield f"{ours}q_norm.weight", (Piece(f"{disk}q_{norm}.weight", (dim,)),)
-        yield f"{ours}k_norm.weight", (Piece(f"{disk}k_{norm}.weight", (dim,)),)
+        for name, heads in {"q": attention.heads, "k": attention.kv_heads}.items():
+            whole = attention.norm_over_heads
+            piece = Piece(
+                f"{disk}{name}_{norm}.weight", (heads * dim if whole else dim,), units=heads if whole else 0
+            )
+            yield f"{ours}{name}_norm.weight", (piece,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from models.families.family import Family
 from models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from models.families.granitemoehybrid import GRANITEMOEHYBRID
 from models.families.jamba import JAMBA
+from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
 from models.families.llama import LLAMA
 from models.families.mamba import FALCON_MAMBA, MAMBA
 from models.families.mamba2 import MAMBA2
 from models.families.mistral import MISTRAL
 from models.families.nemotron_h import NEMOTRON_H
+from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from models.families.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
@@ -25,12 +27,14 @@ ALL = (
     *(GEMMA3, GEMMA3_TEXT),
     GRANITEMOEHYBRID,
     JAMBA,
+    KIMI_LINEAR,
     *(LFM2, LFM2_MOE),
     LLAMA,
     *(FALCON_MAMBA, MAMBA),
     MAMBA2,
     MISTRAL,
     NEMOTRON_H,
+    OLMO_HYBRID,
     *(QWEN2, QWEN3, QWEN3_MOE),
     *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from models.architecture import Architecture
 from models.config import Config
 from models.manifest import Manifest
+from models.tensorfile import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +21,5 @@ class Family:
 
     model_type: str
     architecture: Callable[[Config], Architecture]
-    manifest: Callable[[Architecture, Collection[str]], Manifest]
+    manifest: Callable[[Architecture, Mapping[str, StoredTensor]], Manifest]
     ignored: str

@@ -49,7 +49,7 @@ class GatedDeltaLayer(nn.Module):
         """(T, hidden) to (T, hidden); moves the states in their slots forward."""
         mixed, gate, write, step = torch.split(self.input(x), self.widths, dim=-1)
         q, k, v = self._heads(self.conv(mixed, batch, state["conv"]))
-        write = write.float().sigmoid()
+        write = write.float().sigmoid() * self.delta.write_scale
         log_decay = -self.log_rate.float().exp() * F.softplus(step.float() + self.step_bias.float())
 
         y = advance((q, k, v, log_decay, write), state["recurrent"], batch, one=delta_one, many=delta_many)

@@ -12,8 +12,9 @@ from pools.spec import DType, Segment, TensorSpec
 class Attention(Part):
     """Attention over the whole context, or over the last `window` tokens (the present one among them).
 
-    `qk_norm` normalises every head of q and k before the rotation. With `output_gate` the query projection gives
-    [q | gate] for each head and the output is multiplied by sigmoid(gate). No `rope` means no positions at all.
+    `qk_norm` normalises every head of q and k before the rotation, or with `norm_over_heads` all heads as one. With
+    `output_gate` the query projection gives [q | gate] for each head and the output is multiplied by sigmoid(gate).
+    No `rope` means no positions at all.
     """
 
     heads: int
@@ -22,6 +23,7 @@ class Attention(Part):
     scale: float
     rope: Rope | None
     qk_norm: Norm | None = None
+    norm_over_heads: bool = False
     output_gate: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
@@ -31,10 +33,12 @@ class Attention(Part):
         divides("num_key_value_heads", self.kv_heads, "num_attention_heads", self.heads)
 
     def share(self, ranks: int) -> Attention:  # noqa: D102
+        # A norm over all heads counts every K/V head once, so that none may be replicated.
+        kv_share = divided if self.norm_over_heads else shared_out
         return replace(
             self,
             heads=divided("num_attention_heads", self.heads, ranks),
-            kv_heads=shared_out("num_key_value_heads", self.kv_heads, ranks),
+            kv_heads=kv_share("num_key_value_heads", self.kv_heads, ranks),
         )
 
     def paged(self, dtype: DType) -> tuple[TensorSpec, ...]:

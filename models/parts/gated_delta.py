@@ -13,7 +13,7 @@ class GatedDelta(Part):
     """A short convolution over [q | k | v], then the gated delta rule.
 
     Each key head serves `value_heads / key_heads` consecutive value heads. `norm` acts on each head's output, before
-    the gate.
+    the gate. `write_scale` is the most that a token may write: 2 lets it turn what the state holds around.
     """
 
     key_heads: int
@@ -22,6 +22,7 @@ class GatedDelta(Part):
     value_dim: int
     conv_width: int
     norm: Norm
+    write_scale: float = 1.0
 
     def __post_init__(self) -> None:
         divides("linear_num_key_heads", self.key_heads, "linear_num_value_heads", self.value_heads)
