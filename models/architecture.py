@@ -4,7 +4,7 @@ A family turns config.json into an `Architecture`, and `models.decoder` runs any
 distinguishes one model from another is a field here or in one of `models.parts`; each part declares its own state.
 
     embedding × multiplier → layers, each a chain of blocks → norm → head ÷ logits_scaling
-    block:  x + post_norm(body(norm(x))) × multiplier
+    block:  x + post_norm(body(norm(x + injection(x)))) × multiplier
 """
 
 from __future__ import annotations
@@ -12,17 +12,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.parts.basics import Norm, Part
+from models.parts.injection import Injection
 from pools.spec import DType, PagedGroup, SlotGroup, StateSpec, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part behind a norm (or before one, or both) and beside a residual."""
+    """A part behind a norm (or before one, or both) and beside a residual.
+
+    What an `injection` gives is added to the body's input, but not to the residual.
+    """
 
     body: Part
     norm: Norm | None
     post_norm: Norm | None = None
     multiplier: float = 1.0
+    injection: Injection | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Everything in it that may have state."""
+        return (self.body, self.injection) if self.injection else (self.body,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +43,11 @@ class Layer:
 
     def paged(self, dtype: DType) -> tuple[TensorSpec, ...]:
         """State that grows by token."""
-        return tuple(tensor for block in self.blocks for tensor in block.body.paged(dtype))
+        return tuple(tensor for block in self.blocks for part in block.parts for tensor in part.paged(dtype))
 
     def slotted(self, dtype: DType) -> tuple[TensorSpec, ...]:
         """State of fixed size."""
-        return tuple(tensor for block in self.blocks for tensor in block.body.slotted(dtype))
+        return tuple(tensor for block in self.blocks for part in block.parts for tensor in part.slotted(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,8 @@ class Architecture:
         """Raise ConfigError, naming the dimension, when `ranks` tensor-parallel ranks cannot share this model."""
         for layer in self.layers:
             for block in layer.blocks:
-                block.body.share(ranks)
+                for part in block.parts:
+                    part.share(ranks)
 
 
 _Tensors = tuple[TensorSpec, ...]

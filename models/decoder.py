@@ -11,6 +11,7 @@ from models.architecture import Architecture, Block, Layer
 from models.batch import Batch
 from models.layers.attention import AttentionLayer
 from models.layers.gated_delta import GatedDeltaLayer
+from models.layers.injection import InjectionLayer, SharedBlock
 from models.layers.kimi_delta import KimiDeltaLayer
 from models.layers.latent_attention import LatentAttentionLayer
 from models.layers.mamba1 import Mamba1Layer
@@ -26,6 +27,7 @@ from models.parts.attention import Attention
 from models.parts.basics import Part, Rope
 from models.parts.feed_forward import Mlp, Moe
 from models.parts.gated_delta import GatedDelta
+from models.parts.injection import Injection
 from models.parts.kimi_delta import KimiDelta
 from models.parts.latent_attention import LatentAttention
 from models.parts.mamba1 import Mamba1
@@ -39,32 +41,45 @@ LayerState = Mapping[str, torch.Tensor]  # a layer's state tensors by name: all 
 class DecoderBlock(nn.Module):
     """A mixer or feed-forward layer, behind a norm, before one or both, and beside a residual."""
 
-    def __init__(self, block: Block, hidden: int, ranks: Ranks) -> None:
+    def __init__(self, block: Block, hidden: int, ranks: Ranks, shared: dict[int, SharedBlock]) -> None:
         super().__init__()
         self.multiplier = block.multiplier
+        self.injection = _injection(block.injection, hidden, ranks, shared) if block.injection else None
         self.norm = RmsNorm(hidden, block.norm) if block.norm else None
         self.body = make_layer(block.body, hidden, ranks)
         self.post_norm = RmsNorm(hidden, block.post_norm) if block.post_norm else None
         self.mixes = not isinstance(block.body, Mlp | Moe)
 
-    def forward(self, x: torch.Tensor, batch: Batch, state: LayerState, rotations: Rotations) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, embedded: torch.Tensor, batch: Batch, state: LayerState, rotations: Rotations
+    ) -> torch.Tensor:
         """(T, hidden) to (T, hidden)."""
-        y = self.norm(x) if self.norm else x
+        y = x + self.injection(x, embedded, batch, state, rotations) if self.injection else x
+        y = self.norm(y) if self.norm else y
         y = self.body(y, batch, state, rotations) if self.mixes else self.body(y)
         return torch.add(x, self.post_norm(y) if self.post_norm else y, alpha=self.multiplier)
+
+
+def _injection(part: Injection, hidden: int, ranks: Ranks, shared: dict[int, SharedBlock]) -> InjectionLayer:
+    """One use of a shared block, whose weights the first use makes."""
+    if part.shared not in shared:
+        shared[part.shared] = SharedBlock(part, hidden, ranks)
+    return InjectionLayer(part, shared[part.shared], hidden, ranks)
 
 
 class DecoderLayer(nn.Module):
     """A chain of blocks that share one layer's state."""
 
-    def __init__(self, layer: Layer, hidden: int, ranks: Ranks) -> None:
+    def __init__(self, layer: Layer, hidden: int, ranks: Ranks, shared: dict[int, SharedBlock]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(DecoderBlock(block, hidden, ranks) for block in layer.blocks)
+        self.blocks = nn.ModuleList(DecoderBlock(block, hidden, ranks, shared) for block in layer.blocks)
 
-    def forward(self, x: torch.Tensor, batch: Batch, state: LayerState, rotations: Rotations) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, embedded: torch.Tensor, batch: Batch, state: LayerState, rotations: Rotations
+    ) -> torch.Tensor:
         """(T, hidden) to (T, hidden)."""
         for block in self.blocks:
-            x = block(x, batch, state, rotations)
+            x = block(x, embedded, batch, state, rotations)
         return x
 
 
@@ -80,7 +95,8 @@ class Decoder(nn.Module):
         self.architecture = architecture
         self.ranks = ranks
         self.embedding = SharedEmbedding(vocab, hidden, ranks)
-        self.layers = nn.ModuleList(DecoderLayer(layer, hidden, ranks) for layer in architecture.layers)
+        shared: dict[int, SharedBlock] = {}
+        self.layers = nn.ModuleList(DecoderLayer(layer, hidden, ranks, shared) for layer in architecture.layers)
         self.norm = RmsNorm(hidden, architecture.norm)
         self._ropes = set(_ropes(architecture))
         if not architecture.tied:
@@ -94,10 +110,10 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, states: Sequence[LayerState]) -> torch.Tensor:
         """Logits after each chunk's last token: (B, vocab) float32. Reads and writes `states`, one for each layer."""
         architecture = self.architecture
-        x = self.embedding(batch.token_ids) * architecture.embedding_multiplier
+        x = embedded = self.embedding(batch.token_ids) * architecture.embedding_multiplier
         rotations = {rope: rotation(rope, batch.positions, x.dtype) for rope in self._ropes}
         for layer, state in zip(self.layers, states, strict=True):
-            x = layer(x, batch, state, rotations)
+            x = layer(x, embedded, batch, state, rotations)
         x = self.norm(x[batch.last])
         head = self.embedding if architecture.tied else self.head
         logits = head.logits(x).float() / architecture.logits_scaling
@@ -133,10 +149,12 @@ def make_layer(part: Part, hidden: int, ranks: Ranks) -> nn.Module:
 
 def _ropes(architecture: Architecture) -> Iterator[Rope]:
     """Every distinct rotary embedding, computed once a step."""
-    bodies: list[Part] = [block.body for layer in architecture.layers for block in layer.blocks]
-    while bodies:
-        body = bodies.pop()
-        if isinstance(body, Parallel):
-            bodies += [branch.body for branch in body.branches]
-        elif isinstance(body, Attention) and body.rope:
-            yield body.rope
+    parts: list[Part] = [part for layer in architecture.layers for block in layer.blocks for part in block.parts]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Parallel):
+            parts += [branch.body for branch in part.branches]
+        elif isinstance(part, Injection):
+            parts.append(part.attention)
+        elif isinstance(part, Attention) and part.rope:
+            yield part.rope

@@ -13,9 +13,19 @@ from models.parts.mamba2 import Mamba2
 
 
 def attention_pieces(
-    attention: Attention, hidden: int, ours: str, disk: str, out: str = "o_proj", norm: str = "norm"
+    attention: Attention,
+    hidden: int,
+    ours: str,
+    disk: str,
+    *,
+    out: str = "o_proj",
+    norm: str = "norm",
+    inputs: int | None = None,
 ) -> Pieces:
-    """The spelling that nearly every family uses: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm`."""
+    """The spelling that nearly every family uses: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm`.
+
+    `inputs`: the width of what is projected, where it is not the hidden size.
+    """
     dim = attention.head_dim
     queries = attention.heads * dim * (2 if attention.output_gate else 1)
     keys = attention.kv_heads * dim
@@ -24,10 +34,9 @@ def attention_pieces(
         "k_proj": (keys, attention.kv_heads),
         "v_proj": (keys, attention.kv_heads),
     }
-    yield (
-        f"{ours}qkv.weight",
-        tuple(Piece(f"{disk}{name}.weight", (size, hidden), units=heads) for name, (size, heads) in rows.items()),
-    )
+    width = inputs or hidden
+    projections = [Piece(f"{disk}{name}.weight", (size, width), units=heads) for name, (size, heads) in rows.items()]
+    yield f"{ours}qkv.weight", tuple(projections)
     shape = (hidden, attention.heads * dim)
     yield f"{ours}out.weight", (Piece(f"{disk}{out}.weight", shape, units=attention.heads, axis=1),)
     if attention.qkv_bias:

@@ -19,6 +19,7 @@ from models.families.nemotron_h import NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from models.families.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
+from models.families.zamba2 import ZAMBA2
 
 # One line a file of `models.families`.
 ALL = (
@@ -37,6 +38,7 @@ ALL = (
     OLMO_HYBRID,
     *(QWEN2, QWEN3, QWEN3_MOE),
     *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT),
+    ZAMBA2,
 )
 FAMILIES = {family.model_type: family for family in ALL}
 
