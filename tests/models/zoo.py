@@ -83,6 +83,8 @@ def _fill(name: str, weight: torch.Tensor) -> None:
         weight.normal_(0, 0.6)
     elif name.endswith("bias"):
         weight.normal_(0, 0.3)
+    elif "adapter" in name:  # full-sized ones make transformers' own float32 2.5e-3 off its float64
+        weight.normal_(0, 0.6 * weight.shape[-1] ** -0.5)
     elif weight.dim() == 1:  # norms, around their default; the skip of Mamba2
         weight.add_(torch.randn_like(weight) * 0.3)
     else:
