@@ -1,7 +1,8 @@
 """The child's end of the two pipes between the launcher and each process it starts.
 
 *Lifeline*: the launcher holds the write end of a pipe and never writes. When the launcher ends, however it ends, the
-read end in the child reports end of file, and the child leaves. *Ready*: the child writes one line when it can serve.
+read end in the child reports end of file, and the child leaves. *Ready*: the child writes lines while it loads, and
+a last one when it can serve.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+
+LOADING = "loading "
+"""Begins the lines of the ready pipe that come before the last."""
 
 _LAST_CHANCE_S = 3.0
 
@@ -31,6 +35,14 @@ class Ready:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        self._percent = -1
+
+    def loading(self, done: int, total: int) -> None:
+        """Tell the launcher how far loading has come, in whole percents."""
+        percent = 100 * done // max(total, 1)
+        if self._descriptor is not None and percent != self._percent:
+            self._percent = percent
+            os.write(self._descriptor, f"{LOADING}{percent}\n".encode())
 
     def report(self, line: str) -> None:
         """Tell the launcher that this process can serve, the first time that it can."""

@@ -134,6 +134,10 @@ def compute_options(command: Command) -> Command:
             help="CPU threads of one worker's computations. [default: its share of the cores]",
         ),
         click.option(
+            "--check-weights/--no-check-weights", default=False, show_default=True,
+            help="Refuse to serve weights with NaN or infinite values.",
+        ),
+        click.option(
             "--poison/--no-poison", default=False, show_default=True,
             help="Fill memory that nobody holds with NaN, to catch reads of stale state (slow; for debugging).",
         ),

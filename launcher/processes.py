@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from launcher.errors import AlreadySaid, LaunchError
+from launcher.lifeline import LOADING
+from launcher.progress import Bars
 
 _STOP_WITHIN_S = 4.0
 _READY_WITHIN_S = 600.0
@@ -44,6 +46,8 @@ class _Process:
         lifeline_reader, self._lifeline = os.pipe()
         self.ready, ready_writer = os.pipe()
         self.ready_line: str | None = None
+        self.percent = 0
+        self._unread = ""
         self.started_at = time.monotonic()
         descriptors = ("--lifeline-fd", str(lifeline_reader), "--ready-fd", str(ready_writer))
         try:
@@ -58,11 +62,16 @@ class _Process:
             os.close(lifeline_reader)
             os.close(ready_writer)
 
-    def read_ready(self) -> None:
-        """Take what the process has said on its ready pipe, which is readable: a line, or its end."""
-        line = os.read(self.ready, 4096).decode().strip()
-        if line:
-            self.ready_line = line
+    def read_ready(self) -> bool:
+        """Take what the process has said on its ready pipe, which is readable. True at its end or last line."""
+        said = os.read(self.ready, 4096).decode()
+        *lines, self._unread = (self._unread + said).split("\n")
+        for line in lines:
+            if line.startswith(LOADING):
+                self.percent = int(line.removeprefix(LOADING))
+            else:
+                self.ready_line = line
+        return not said or self.ready_line is not None
 
     def close(self) -> None:
         """Close the launcher's ends of the pipes."""
@@ -104,13 +113,16 @@ class Supervisor:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, Bars() as bars:
             for started in self._processes.values():
                 selector.register(started.ready, selectors.EVENT_READ, started)
             while selector.get_map() and not self._stopping:
                 for key, _ in selector.select(_WATCH_EVERY_S):
                     process: _Process = key.data
-                    process.read_ready()
+                    ended = process.read_ready()
+                    bars.update(process.spec.name, process.percent)
+                    if not ended:
+                        continue
                     selector.unregister(process.ready)
                     if process.ready_line is None:
                         raise _failed_start(process)

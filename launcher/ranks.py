@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -78,11 +79,17 @@ class FollowerConfig:
 
 
 def make_team(
-    child: Child, serving: ServingConfig, phase: Phase, landing: LandingConfig | None, stack: ExitStack
+    child: Child,
+    serving: ServingConfig,
+    phase: Phase,
+    landing: LandingConfig | None,
+    stack: ExitStack,
+    progress: Callable[[int, int], None],
 ) -> tuple[Team, dict[str, Landing]]:
     """Load this worker's model on all of its ranks. Returns rank 0's landings, of a decode worker, with the team.
 
-    `stack` ends the other ranks. Raises what `models.serving.load` raises, and RankLostError.
+    `stack` ends the other ranks; `progress` hears of rank 0's weights. Raises what
+    `models.serving.load` raises, and RankLostError.
     """
     import zmq
 
@@ -90,7 +97,7 @@ def make_team(
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     if serving.tp == 1:
-        served, landings = load_rank(child.name, serving, phase, landing, context, None)
+        served, landings = load_rank(child.name, serving, phase, landing, context, None, progress)
         return Team(served), landings
 
     import torch.distributed as dist
@@ -106,7 +113,7 @@ def make_team(
     config = FollowerConfig(child.name, 0, link.endpoint, store.port, phase, serving, landing)
     processes = [_start(replace(config, rank=rank), stack) for rank in range(1, serving.tp)]
     followers = Followers(link, len(processes), lambda: _check(processes))
-    served, landings = load_rank(child.name, serving, phase, landing, context, join(store, 0, serving.tp))
+    served, landings = load_rank(child.name, serving, phase, landing, context, join(store, 0, serving.tp), progress)
     followers.wait_ready(_LOAD_S)
     return Team(served, followers), landings
 
@@ -141,6 +148,7 @@ def load_rank(
     landing: LandingConfig | None,
     context: zmq.Context[zmq.Socket[bytes]],
     ranks: Ranks | None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Served, dict[str, Landing]]:
     """One rank's model, pools and, on decode, back ends. Its pools lie in shared memory where that is allowed."""
     import torch
@@ -159,7 +167,7 @@ def load_rank(
         landings["shm"] = ShmLanding(segment)
         return torch.frombuffer(segment.memory, dtype=torch.uint8)[:nbytes]
 
-    served = load(serving, phase, shared_block if "shm" in media else None, ranks)
+    served = load(serving, phase, shared_block if "shm" in media else None, ranks, progress)
     if landing and "tcp" in media:
         landings["tcp"] = TcpLanding(context, served.storage.block.numpy(), landing.data_endpoint)
     return served, landings

@@ -31,6 +31,7 @@ class Settings:
     threads: int | None = None
     poison: bool = False
     tp: int = 1
+    check_weights: bool = False
 
     def model_path(self) -> Path:
         """The checkpoint folder. Raises LaunchError when there is none."""
@@ -54,6 +55,7 @@ class Settings:
             threads=self.threads or max(1, (os.cpu_count() or 1) // processes),
             poison=self.poison,
             tp=self.tp,
+            check_weights=self.check_weights,
         )
 
     def arguments(self, serving: ServingConfig) -> tuple[str, ...]:
@@ -71,8 +73,9 @@ class Settings:
             "--threads": serving.threads,
             "--tp": serving.tp,
         }
+        flags = {"--poison": serving.poison, "--check-weights": serving.check_weights}
         given = [(flag, str(value)) for flag, value in options.items() if value is not None]
-        return (*(word for pair in given for word in pair), *(["--poison"] if serving.poison else []))
+        return (*(word for pair in given for word in pair), *(flag for flag, is_set in flags.items() if is_set))
 
 
 def model_folder(model: str) -> Path:

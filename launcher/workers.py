@@ -16,6 +16,8 @@ from models.serving import Served, ServingConfig
 from pools.errors import PlanRefused
 from pools.sizing import MemoryPlan, Phase
 
+Progress = Callable[[int, int], None]
+
 
 class Worker(Protocol):
     """A prefill, decode or colocated worker."""
@@ -33,14 +35,14 @@ def set_up_logging(name: str) -> None:
 def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer: str) -> None:
     """A prefill worker, until it is told to stop."""
 
-    def build(stack: ExitStack) -> tuple[Served, Worker]:
+    def build(stack: ExitStack, progress: Progress) -> tuple[Served, Worker]:
         from prefill.config import PrefillConfig
         from prefill.worker import PrefillWorker
 
         # Twice the requests it can compute at once: the next ones' memory on decode is ready when theirs here is.
         ask_ahead = 2 * serving.max_running_requests
         config = PrefillConfig(child.name, child.gateway, chunk_size, ask_ahead, transfer)
-        team, _ = make_team(child, serving, Phase.PREFILL, None, stack)
+        team, _ = make_team(child, serving, Phase.PREFILL, None, stack, progress)
         return team.served, PrefillWorker(config, team, child.incarnation)
 
     _run(child, build)
@@ -49,14 +51,14 @@ def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer:
 def run_decode(child: Child, serving: ServingConfig, peer_endpoint: str, landing: LandingConfig) -> None:
     """A decode worker, until it is told to stop."""
 
-    def build(stack: ExitStack) -> tuple[Served, Worker]:
+    def build(stack: ExitStack, progress: Progress) -> tuple[Served, Worker]:
         import zmq
 
         from decode.config import DecodeConfig
         from decode.worker import DecodeWorker
 
         config = DecodeConfig(child.name, child.gateway, peer_endpoint)
-        team, landings = make_team(child, serving, Phase.DECODE, landing, stack)
+        team, landings = make_team(child, serving, Phase.DECODE, landing, stack, progress)
         return team.served, DecodeWorker(config, team, child.incarnation, zmq.Context(), landings)
 
     _run(child, build)
@@ -65,18 +67,18 @@ def run_decode(child: Child, serving: ServingConfig, peer_endpoint: str, landing
 def run_colocated(child: Child, serving: ServingConfig, chunk_size: int) -> None:
     """A worker that does both, until it is told to stop."""
 
-    def build(stack: ExitStack) -> tuple[Served, Worker]:
+    def build(stack: ExitStack, progress: Progress) -> tuple[Served, Worker]:
         from colocated.config import ColocatedConfig
         from colocated.worker import ColocatedWorker
 
         config = ColocatedConfig(child.name, child.gateway, chunk_size)
-        team, _ = make_team(child, serving, Phase.COLOCATED, None, stack)
+        team, _ = make_team(child, serving, Phase.COLOCATED, None, stack, progress)
         return team.served, ColocatedWorker(config, team, child.incarnation)
 
     _run(child, build)
 
 
-def _run(child: Child, build: Callable[[ExitStack], tuple[Served, Worker]]) -> None:
+def _run(child: Child, build: Callable[[ExitStack, Progress], tuple[Served, Worker]]) -> None:
     """Load and bind, where what the user can mend becomes one line; then serve."""
     import zmq
 
@@ -85,9 +87,10 @@ def _run(child: Child, build: Callable[[ExitStack], tuple[Served, Worker]]) -> N
 
     follow(child.lifeline_fd)
     set_up_logging(child.name)
+    ready = Ready(child.ready_fd)
     with ExitStack() as stack:
         try:
-            served, worker = build(stack)
+            served, worker = build(stack, ready.loading)
         except (ModelError, PlanRefused, TransferError) as error:
             raise LaunchError(f"{child.name}: {error}") from error
         except zmq.ZMQError as error:
@@ -96,7 +99,6 @@ def _run(child: Child, build: Callable[[ExitStack], tuple[Served, Worker]]) -> N
             raise LaunchError(f"{child.name}: not enough memory for the planned pools; lower --memory") from error
         except RankLostError as error:
             raise LaunchError(f"{child.name}: {error}") from error
-        ready = Ready(child.ready_fd)
         try:
             worker.run(lambda: ready.report(summary(served.plan)))
         except RankLostError as error:

@@ -134,7 +134,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise MissingCheckpointError(f"{folder} lacks {name}, which {index.name} names")
         tensors |= read_header(path)
     if lost := sorted(weight_map.keys() - tensors.keys()):
-        raise WeightsError(f"{index} names tensors that are in no file: {_listing(lost)}")
+        raise WeightsError(f"{index} names tensors that are in no file: {listing(lost)}")
     return tensors
 
 
@@ -155,7 +155,7 @@ def _used(
     ]
     found = {"missing": missing, "unexpected": unexpected, "of the wrong shape or type": misshapen}
     if any(found.values()):
-        lines = [f"{len(names)} {what}: {_listing(names)}" for what, names in found.items() if names]
+        lines = [f"{len(names)} {what}: {listing(names)}" for what, names in found.items() if names]
         raise WeightsError("\n  ".join([f"the weights in {folder} do not fit its config.json:", *lines]))
     return used
 
@@ -173,7 +173,8 @@ def _blocks(tensor: StoredTensor) -> Iterator[bytes]:
             yield block
 
 
-def _listing(names: Iterable[str]) -> str:
+def listing(names: Iterable[str]) -> str:
+    """The first few names, for an error message."""
     names = list(names)
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(islice(names, _LISTED)) + more

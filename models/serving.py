@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from models.decoder import Decoder
     from models.layers.ranks import Ranks
     from models.runner import Runner
+    from models.weights import Progress
     from pools.storage import Storage
 
 
@@ -29,7 +30,7 @@ class ServingConfig:
 
     Sizes are those of `pools.sizing.SizingRequest`; `max_context_tokens` None is the model's own limit. `threads`:
     CPU threads of one rank. `poison`: fill free memory with NaN. `tp`: tensor-parallel ranks of the worker, to which
-    `memory_bytes` and `threads` apply one by one.
+    `memory_bytes` and `threads` apply one by one. `check_weights`: refuse weights that are not finite.
     """
 
     model_path: Path
@@ -45,6 +46,7 @@ class ServingConfig:
     threads: int = 1
     poison: bool = False
     tp: int = 1
+    check_weights: bool = False
 
 
 def plan_worker(config: ServingConfig, phase: Phase) -> MemoryPlan:
@@ -108,11 +110,13 @@ def load(
     phase: Phase,
     make_block: Callable[[int], torch.Tensor] | None = None,
     ranks: Ranks | None = None,
+    progress: Progress | None = None,
 ) -> Served:
     """Load one rank's weights and allocate its planned pools.
 
     `make_block` provides the pool memory, uint8 of the given number of bytes, where it must be of a special kind.
-    `ranks`: this process's place in the worker, None for the only one. Raises CheckpointError and PlanRefused.
+    `ranks`: this process's place in the worker, None for the only one. `progress` hears of the weights. Raises
+    CheckpointError and PlanRefused.
     """
     import torch
 
@@ -134,5 +138,11 @@ def load(
         rank=TpRank(ranks.rank, ranks.size),
         plan=plan,
         storage=storage,
-        decoder=load_decoder(checkpoint, config.dtype, ranks=ranks),
+        decoder=load_decoder(
+            checkpoint,
+            config.dtype,
+            ranks=ranks,
+            progress=progress or (lambda done, total: None),
+            check=config.check_weights,
+        ),
     )

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from models.checkpoint import Checkpoint
+from models.checkpoint import Checkpoint, listing
 from models.decoder import Decoder
+from models.errors import WeightsError
 from models.layers.ranks import SINGLE, Ranks
 from models.manifest import Piece
 from pools.spec import DType
 from pools.storage import TORCH_DTYPE
 
+Progress = Callable[[int, int], None]
+"""Called with the elements loaded so far and those there are."""
 
-def load_decoder(checkpoint: Checkpoint, dtype: DType, device: str = "cpu", ranks: Ranks = SINGLE) -> Decoder:
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    dtype: DType,
+    device: str = "cpu",
+    ranks: Ranks = SINGLE,
+    *,
+    progress: Progress = lambda done, total: None,
+    check: bool = False,
+) -> Decoder:
     """The checkpoint's decoder, or one rank's part of it, with weights converted to `dtype`.
 
     Files are mapped, each is opened once, and only the slices that this rank needs are read, one after the other: the
-    peak is the weights plus one slice.
+    peak is the weights plus one slice. With `check`, weights that are not finite raise WeightsError, naming them.
     """
     with torch.device("meta"):
         decoder = Decoder(checkpoint.architecture, ranks)
     decoder = decoder.to(TORCH_DTYPE[dtype]).to_empty(device=device).requires_grad_(False)
-    for file, copies in _copies(checkpoint, decoder, ranks).items():
+    files = _copies(checkpoint, decoder, ranks)
+    total = sum(target.numel() for copies in files.values() for _, target in copies)
+    done, broken = 0, set()
+    for file, copies in files.items():
         with safe_open(file, framework="pt") as stored:
             for piece, target in copies:
                 _fill(target, stored.get_slice(piece.name), piece, ranks)
+                if check and not target.isfinite().all():
+                    broken.add(piece.name)
+                done += target.numel()
+                progress(done, total)
+    if broken:
+        raise WeightsError(f"{len(broken)} weights have NaN or infinite values: {listing(sorted(broken))}")
     return decoder.eval()
 
 

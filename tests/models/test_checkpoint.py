@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from models.checkpoint import Checkpoint
 from models.config import Config
@@ -173,3 +173,23 @@ def test_a_config_that_is_not_implemented_is_refused_by_name(
     edit_config(folder, **changes)
     with pytest.raises(error, match=says):
         Checkpoint.open(folder)
+
+
+def test_weights_that_are_not_finite_are_named_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.layers.1.mlp.down_proj.weight", "model.norm.weight"):
+        weights[name].view(-1)[3] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    checkpoint = Checkpoint.open(folder)
+    load_decoder(checkpoint, DType.FLOAT32)
+    with pytest.raises(WeightsError, match=r"2 weights .*: model.layers.1.mlp.down_proj.weight, model.norm.weight$"):
+        load_decoder(checkpoint, DType.FLOAT32, check=True)
+
+
+def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_checkpoint("llama", tmp_path))
+    told: list[tuple[int, int]] = []
+    load_decoder(checkpoint, DType.FLOAT32, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] == checkpoint.weight_bytes(DType.FLOAT32) // 4
