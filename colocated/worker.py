@@ -178,7 +178,9 @@ class ColocatedWorker:
         if not batch:
             return False
         work = [
-            PrefillWork(item.held.row, item.task.token_ids, item.computed, count, item.task.sampling)
+            PrefillWork(
+                self.pools.check(item.held).row, item.task.token_ids, item.computed, count, item.task.sampling
+            )
             for item, count in batch
         ]
         try:
@@ -199,7 +201,12 @@ class ColocatedWorker:
         if not batch:
             return False
         work = [
-            DecodeWork(item.held.row, item.last_token, item.prompt_tokens + item.generated - 1, item.task.sampling)
+            DecodeWork(
+                self.pools.check(item.held).row,
+                item.last_token,
+                item.prompt_tokens + item.generated - 1,
+                item.task.sampling,
+            )
             for item in batch
         ]
         try:

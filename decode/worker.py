@@ -310,12 +310,8 @@ class DecodeWorker:
         batch = list(self._running.values())
         if not batch:
             return False
-        work = [
-            Work(request.held.row, request.last_token, request.stored_tokens, request.task.sampling)
-            for request in batch
-        ]
         try:
-            sampled = self.engine.step(work)
+            sampled = self.engine.step([self._work(request) for request in batch])
         except RankLostError:
             raise
         except Exception as error:  # one bad request must not take the worker down
@@ -338,6 +334,10 @@ class DecodeWorker:
                 self._release(request)
         self._gateway.send_tokens(tokens)
         return True
+
+    def _work(self, request: DecodeRequest) -> Work:
+        row = self.pools.check(request.held).row
+        return Work(row, request.last_token, request.stored_tokens, request.task.sampling)
 
     # Ends.
 

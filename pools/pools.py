@@ -115,11 +115,12 @@ class Pools:
         self._held[holder] = lease
         return lease
 
-    def check(self, lease: Lease) -> None:
-        """Raise UseAfterRelease unless `lease` is held, and not fenced. Changes nothing."""
+    def check(self, lease: Lease) -> Lease:
+        """The lease, which is held and not fenced; otherwise raises UseAfterRelease. Changes nothing."""
         # By identity: a lease given back can equal one taken later.
         if self._held.get(lease.holder) is not lease:
             raise UseAfterRelease(f"{lease.holder!r} uses a lease (row {lease.row}) that it no longer holds")
+        return lease
 
     def release(self, lease: Lease) -> Lease:
         """All of `lease` becomes free. Returns it (for `Storage.wipe`). Raises DoubleRelease, ForeignRelease."""

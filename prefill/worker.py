@@ -269,12 +269,8 @@ class PrefillWorker:
         batch = [(request, count) for request, count in zip(running, shares, strict=True) if count]
         if not batch:
             return False
-        work = [
-            Work(request.held.row, request.task.token_ids, request.computed, count, request.task.sampling)
-            for request, count in batch
-        ]
         try:
-            ended = self.engine.step(work)
+            ended = self.engine.step([self._work(request, count) for request, count in batch])
         except RankLostError:
             raise
         except Exception as error:  # one bad request must not take the worker down
@@ -292,6 +288,10 @@ class PrefillWorker:
                 send_computed(request, self._layout, now)
         self._gateway.send_tokens(first_tokens)
         return True
+
+    def _work(self, request: PrefillRequest, count: int) -> Work:
+        row = self.pools.check(request.held).row
+        return Work(row, request.task.token_ids, request.computed, count, request.task.sampling)
 
     def _take_first_token(self, request: PrefillRequest, sampled: Sampled | None, now: float) -> list[Token]:
         """The prompt is computed. When its first token is also the last, nothing is handed over."""

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from wire.messages import Message
+from wire.rank_messages import RankMessage
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("pools", "wire", "transfer", "models", "ranks", "prefill", "decode", "colocated", "gateway", "launcher")
@@ -34,6 +35,14 @@ def test_every_message_has_its_handler(kind: type) -> None:
     private = f"def _on_{snake(kind.__name__)}("
     places = [path for path in SOURCES if handler in path.read_text() or private in path.read_text()]
     assert places, f"nobody handles {kind.__name__}"
+
+
+@pytest.mark.parametrize("kind", get_args(RankMessage), ids=lambda kind: kind.__name__)
+def test_every_message_between_ranks_is_sent_and_taken(kind: type) -> None:
+    """In one of the two files that speak, and in the other that listens."""
+    for name in ("team.py", "follower.py"):
+        text = (ROOT / "ranks" / name).read_text() + (ROOT / "ranks" / "followers.py").read_text()
+        assert re.search(rf"\b{kind.__name__}\b", text), f"{name} does not know {kind.__name__}"
 
 
 def test_tests_have_no_init_files() -> None:

@@ -57,6 +57,12 @@ def _qwen3_5_moe(**fields: Any) -> Callable[[], Any]:
     return lambda: transformers.Qwen3_5MoeForCausalLM(transformers.Qwen3_5MoeTextConfig(**config))
 
 
+def _qwen3_5_moe_multimodal() -> Any:
+    text = QWEN | EXPERTS | {"num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 2}
+    config = transformers.Qwen3_5MoeConfig(text_config=text, vision_config=QWEN_VISION, tie_word_embeddings=True)
+    return transformers.Qwen3_5MoeForConditionalGeneration(config)
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_next": _qwen3_next(),
     "qwen3_next-some-dense": _qwen3_next(
@@ -75,4 +81,5 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_5": _qwen3_5_multimodal(tied=False),
     "qwen3_5-tied": _qwen3_5_multimodal(tied=True),
     "qwen3_5_moe_text": _qwen3_5_moe(),
+    "qwen3_5_moe": _qwen3_5_moe_multimodal,
 }
