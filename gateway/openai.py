@@ -34,6 +34,18 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
+    # Fields of other servers, which their users expect to work.
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "stop_token_ids": (None, []),
+    "include_stop_str_in_output": (None, False),
+    "use_beam_search": (None, False),
+    "prompt_logprobs": (None, 0),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf"),
+        (None,),
+    ),
 }
 _REASONS: Mapping[str, str] = {
     "prompt": "must be a text, a list of texts, a list of token ids or a list of lists of token ids",

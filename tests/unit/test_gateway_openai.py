@@ -50,6 +50,9 @@ COMMON: list[tuple[str, object]] = [
     ("presence_penalty", 0.5),
     ("tools", [{"type": "function"}]),
     ("response_format", {"type": "json_object"}),
+    ("min_p", 0.1),
+    ("repetition_penalty", 1.2),
+    ("guided_json", {}),
 ]
 
 
