@@ -25,14 +25,13 @@ from prefill.engine import PrefillEngine
 from prefill.engine import Work as PrefillWork
 from prefill.scheduler import plan_step
 from ranks.errors import RankLostError
+from ranks.reports import hello_of, load_of
 from ranks.team import Team
 from wire.gateway_link import GatewayLink
 from wire.loop import Loop
 from wire.messages import (
-    PROTOCOL_VERSION,
     AttemptId,
     Cancel,
-    Capacity,
     Failed,
     Fault,
     Hello,
@@ -95,17 +94,7 @@ class ColocatedWorker:
             self._loop.watch(team.followers.socket)
 
     def _hello(self) -> Hello:
-        return Hello(
-            protocol=PROTOCOL_VERSION,
-            worker=self._config.name,
-            incarnation=self._incarnation,
-            role=Role.COLOCATED,
-            model=self._served.name,
-            fingerprint=self._served.fingerprint,
-            spec_digest=self._served.spec.digest(),
-            peer_endpoint="",
-            capacity=Capacity.of(self._served.plan),
-        )
+        return hello_of(self._served, self._config.name, self._incarnation, Role.COLOCATED)
 
     def run(self, on_welcome: Callable[[], None]) -> None:
         """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
@@ -263,16 +252,7 @@ class ColocatedWorker:
                 )
 
     def _load(self) -> Load:
-        stats = self.pools.stats()
         running = sum(item.lease is not None for item in self.requests.values())
-        return Load(
-            worker=self._config.name,
-            incarnation=self._incarnation,
-            waiting=len(self.requests) - running,
-            running=running,
-            free_rows=stats.rows.free,
-            free_pages=stats.pages.free,
-            free_slots=stats.slots.free,
-            handoffs=0,
-            handoff_bytes=0,
+        return load_of(
+            self._config.name, self._incarnation, self.pools, waiting=len(self.requests) - running, running=running
         )

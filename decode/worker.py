@@ -22,6 +22,7 @@ from pools.errors import RequestTooLong
 from pools.lease import Lease, Shortage
 from pools.pools import Pools
 from ranks.errors import RankLostError
+from ranks.reports import hello_of, load_of
 from ranks.team import Team
 from transfer.handoff import HandoffState
 from transfer.medium import Landing
@@ -30,12 +31,10 @@ from wire.gateway_link import GatewayLink
 from wire.links import ListenLink
 from wire.loop import Loop
 from wire.messages import (
-    PROTOCOL_VERSION,
     Abort,
     Ask,
     AttemptId,
     Cancel,
-    Capacity,
     DecodeTask,
     Failed,
     Fault,
@@ -100,17 +99,7 @@ class DecodeWorker:
             self._loop.watch(team.followers.socket)
 
     def _hello(self) -> Hello:
-        return Hello(
-            protocol=PROTOCOL_VERSION,
-            worker=self._config.name,
-            incarnation=self._incarnation,
-            role=Role.DECODE,
-            model=self._served.name,
-            fingerprint=self._served.fingerprint,
-            spec_digest=self._served.spec.digest(),
-            peer_endpoint=self._inbox.endpoint,
-            capacity=Capacity.of(self._served.plan),
-        )
+        return hello_of(self._served, self._config.name, self._incarnation, Role.DECODE, self._inbox.endpoint)
 
     def run(self, on_welcome: Callable[[], None]) -> None:
         """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
@@ -379,15 +368,13 @@ class DecodeWorker:
                 self._unfence(request, now)
 
     def _load(self) -> Load:
-        stats = self.pools.stats()
-        return Load(
-            worker=self._config.name,
-            incarnation=self._incarnation,
-            waiting=len(self.requests) - len(self._running),
-            running=len(self._running),
-            free_rows=stats.rows.free,
-            free_pages=stats.pages.free,
-            free_slots=stats.slots.free,
+        running = len(self._running)
+        return load_of(
+            self._config.name,
+            self._incarnation,
+            self.pools,
+            waiting=len(self.requests) - running,
+            running=running,
             handoffs=self._handoffs,
             handoff_bytes=self._handoff_bytes,
         )

@@ -23,6 +23,7 @@ from prefill.peers import Peer, Peers, PeerState
 from prefill.request import PrefillRequest, PrefillState
 from prefill.scheduler import plan_step
 from ranks.errors import RankLostError
+from ranks.reports import hello_of, load_of
 from ranks.team import Team
 from transfer.handoff import HandoffState
 from transfer.media import host_id, media_of
@@ -36,7 +37,6 @@ from wire.messages import (
     Ask,
     AttemptId,
     Cancel,
-    Capacity,
     Failed,
     Fault,
     Hello,
@@ -90,17 +90,7 @@ class PrefillWorker:
             self._loop.watch(team.followers.socket)
 
     def _hello(self) -> Hello:
-        return Hello(
-            protocol=PROTOCOL_VERSION,
-            worker=self._config.name,
-            incarnation=self._incarnation,
-            role=Role.PREFILL,
-            model=self._served.name,
-            fingerprint=self._served.fingerprint,
-            spec_digest=self._served.spec.digest(),
-            peer_endpoint="",
-            capacity=Capacity.of(self._served.plan),
-        )
+        return hello_of(self._served, self._config.name, self._incarnation, Role.PREFILL)
 
     def _peer_hello(self) -> PeerHello:
         return PeerHello(
@@ -380,16 +370,13 @@ class PrefillWorker:
         self._peers.close_outdated(in_use, self._loop.unwatch)
 
     def _load(self) -> Load:
-        stats = self.pools.stats()
         running = len(self._in(PrefillState.RUNNING))
-        return Load(
-            worker=self._config.name,
-            incarnation=self._incarnation,
+        return load_of(
+            self._config.name,
+            self._incarnation,
+            self.pools,
             waiting=len(self.requests) - running,
             running=running,
-            free_rows=stats.rows.free,
-            free_pages=stats.pages.free,
-            free_slots=stats.slots.free,
             handoffs=self._handoffs,
             handoff_bytes=self._handoff_bytes,
         )
