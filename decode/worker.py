@@ -88,6 +88,7 @@ class DecodeWorker:
         """Asks that overtook their task, and when they came."""
         self._handoffs = 0
         self._handoff_bytes = 0
+        self._damaged_handoffs = 0
         self._next_sweep = 0.0
         self._loop = Loop()
         self._inbox = ListenLink(context, config.peer_endpoint)
@@ -202,6 +203,9 @@ class DecodeWorker:
         elif landed.prompt_tokens != request.task.prompt_tokens or arrived not in (None, landed.nbytes):
             text = f"the hand-off is incomplete: {arrived} of {landed.nbytes} bytes, {landed.prompt_tokens} tokens"
             self._fail(request, Fault.OURS, text, now)
+        elif damage := peer.landing.damage(landed.digests):
+            self._damaged_handoffs += 1
+            self._fail(request, Fault.OURS, f"the hand-off was damaged on its way: {damage}", now)
         else:
             request.life.move(DecodeState.READY, now)
             request.handoff.move(HandoffState.LANDED, now)
@@ -377,4 +381,5 @@ class DecodeWorker:
             running=running,
             handoffs=self._handoffs,
             handoff_bytes=self._handoff_bytes,
+            damaged_handoffs=self._damaged_handoffs,
         )

@@ -21,6 +21,7 @@ from launcher.options import (
     pool_options,
     tp_option,
     transfer_option,
+    verify_option,
     worker_options,
 )
 from launcher.ranks import FollowerConfig, LandingConfig, run_follower
@@ -52,6 +53,7 @@ def main() -> None:
 @pool_options
 @chunk_option
 @transfer_option
+@verify_option
 @compute_options
 def serve(
     prefill_workers: int,
@@ -65,17 +67,17 @@ def serve(
     max_queue: int,
     chunk_size: int,
     transfer: str,
+    verify_transfers: bool,
     **values: Any,
 ) -> None:
     """Start a gateway and workers for MODEL, a Hugging Face checkpoint folder, and serve until Ctrl-C."""
-    from launcher.serve import Fleet, HttpOptions, run_fleet
+    from launcher.serve import Fleet, HttpOptions, PrefillOptions, run_fleet
 
     run_fleet(
         Settings(**values),
         Fleet(prefill_workers, decode_workers, prefill_tp, decode_tp, colocated=mode == "colocated"),
         HttpOptions(host, port, request_timeout, max_queue),
-        chunk_size,
-        transfer,
+        PrefillOptions(chunk_size, transfer, verify_transfers),
     )
 
 
@@ -173,6 +175,7 @@ def gateway(
 @pool_options
 @chunk_option
 @transfer_option
+@verify_option
 @compute_options
 @child_options
 def prefill(
@@ -180,6 +183,7 @@ def prefill(
     gateway: str,
     chunk_size: int,
     transfer: str,
+    verify_transfers: bool,
     lifeline_fd: int | None,
     ready_fd: int | None,
     **values: Any,
@@ -187,7 +191,7 @@ def prefill(
     """Run one prefill worker on its own; it dials the gateway."""
     settings = Settings(**values)
     serving = settings.serving(Phase.PREFILL, processes=2 * settings.tp)
-    run_prefill(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size, transfer)
+    run_prefill(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size, transfer, verify_transfers)
 
 
 @main.command()

@@ -126,6 +126,14 @@ def transfer_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def verify_option(command: Command) -> Command:
+    """Whether hand-offs are proven."""
+    return click.option(
+        "--verify-transfers/--no-verify-transfers", default=False, show_default=True,
+        help="Hash what every hand-off moves, on both sides; a difference fails the request, naming the place.",
+    )(command)  # fmt: skip
+
+
 def compute_options(command: Command) -> Command:
     """How a worker computes."""
     return _all(

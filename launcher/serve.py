@@ -58,6 +58,15 @@ class HttpOptions:
     max_queue: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillOptions:
+    """How prompts are computed and handed over."""
+
+    chunk_size: int
+    transfer: str
+    verify_transfers: bool
+
+
 def checked_plan(serving: ServingConfig, phase: Phase) -> MemoryPlan:
     """One worker's plan; what the user can mend becomes one line."""
     try:
@@ -66,7 +75,7 @@ def checked_plan(serving: ServingConfig, phase: Phase) -> MemoryPlan:
         raise LaunchError(str(error)) from error
 
 
-def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, chunk_size: int, transfer: str) -> None:
+def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, prefill: PrefillOptions) -> None:
     """Serve until a signal. Raises LaunchError when something is wrong with the model, the memory or the port."""
     servings = {
         name: replace(settings, tp=fleet.tp(phase)).serving(phase, fleet.processes)
@@ -84,7 +93,7 @@ def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, chunk_size: i
         specs = [
             ProcessSpec("gateway", _gateway_arguments(settings, http, control)),
             *(
-                ProcessSpec(name, _worker_arguments(settings, name, phase, servings[name], run, chunk_size, transfer))
+                ProcessSpec(name, _worker_arguments(settings, name, phase, servings[name], run, prefill))
                 for name, phase in fleet.phases.items()
             ),
         ]
@@ -120,14 +129,15 @@ def _worker_arguments(
     phase: Phase,
     serving: ServingConfig,
     run: RunDirectory,
-    chunk_size: int,
-    transfer: str,
+    prefill: PrefillOptions,
 ) -> tuple[str, ...]:
     own: tuple[str, ...] = ()
     if phase is not Phase.DECODE:
-        own += ("--chunk-size", str(chunk_size))
+        own += ("--chunk-size", str(prefill.chunk_size))
     if phase is not Phase.COLOCATED:
-        own += ("--transfer", transfer)
+        own += ("--transfer", prefill.transfer)
+    if phase is Phase.PREFILL and prefill.verify_transfers:
+        own += ("--verify-transfers",)
     if phase is Phase.DECODE:
         own += ("--peers", run.socket(f"{name}.peers"))
     return (

@@ -32,7 +32,7 @@ def set_up_logging(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name:<12} %(levelname)-7s %(message)s")
 
 
-def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer: str) -> None:
+def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer: str, verify_transfers: bool) -> None:
     """A prefill worker, until it is told to stop."""
 
     def build(stack: ExitStack, progress: Progress) -> tuple[Served, Worker]:
@@ -41,7 +41,7 @@ def run_prefill(child: Child, serving: ServingConfig, chunk_size: int, transfer:
 
         # Twice the requests it can compute at once: the next ones' memory on decode is ready when theirs here is.
         ask_ahead = 2 * serving.max_running_requests
-        config = PrefillConfig(child.name, child.gateway, chunk_size, ask_ahead, transfer)
+        config = PrefillConfig(child.name, child.gateway, chunk_size, ask_ahead, transfer, verify_transfers)
         team, _ = make_team(child, serving, Phase.PREFILL, None, stack, progress)
         return team.served, PrefillWorker(config, team, child.incarnation)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class PrefillConfig:
     """`chunk_size`: prompt tokens a step. `ask_ahead`: requests at the head of the queue that reserve on decode.
 
-    `transfer` is a back end's name, or `auto`.
+    `transfer` is a back end's name, or `auto`. `verify_transfers`: send a hash of every range that a hand-off moves.
     """
 
     name: str
@@ -17,3 +17,4 @@ class PrefillConfig:
     chunk_size: int
     ask_ahead: int
     transfer: str
+    verify_transfers: bool = False

@@ -74,7 +74,7 @@ class Peer:
 class Peers:
     """Makes links at their first use and closes those of decode workers that have started anew since.
 
-    `gathering` takes the outcomes of this rank's hand-offs.
+    `gathering` takes the outcomes of this rank's hand-offs; `verify`: prove what they have moved.
     """
 
     def __init__(
@@ -83,11 +83,13 @@ class Peers:
         hello: PeerHello,
         team: Team,
         gathering: Gathering,
+        verify: bool,
     ) -> None:
         self._context = context
         self._hello = hello
         self._team = team
         self._gathering = gathering
+        self._verify = verify
         self._peers: dict[Incarnation, Peer] = {}
 
     def get(self, task: PrefillTask, watch: Callable[[object], None]) -> Peer:
@@ -110,7 +112,7 @@ class Peers:
         """A decode worker takes our hand-offs; if its medium cannot be used after all, that counts as a refusal."""
         try:
             target = target_layout(welcome, self._team.served.spec, TpRank(0, len(welcome.reaches)))
-            route = self._team.open_route(welcome, self._context, self._gathering.put)
+            route = self._team.open_route(welcome, self._context, self._gathering.put, self._verify)
         except TransferError as error:
             peer.refuse(str(error))
         else:

@@ -82,7 +82,7 @@ class PrefillWorker:
         self._next_sweep = 0.0
         self._loop = Loop()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._peers = Peers(context, self._peer_hello(), team, self._gathering)
+        self._peers = Peers(context, self._peer_hello(), team, self._gathering, config.verify_transfers)
         self._gateway = GatewayLink(context, config.gateway, self._hello(), self._load, self._drop_all)
         self._loop.watch(self._gateway.socket)
         self._loop.watch(self._outcomes)
@@ -317,7 +317,14 @@ class PrefillWorker:
             return
         request.handoff.move(HandoffState.LANDED, now)
         request.peer.send(
-            Landed.sealed(request.attempt, self._incarnation, request.prompt_tokens, request.first_token, sent.nbytes)
+            Landed.sealed(
+                request.attempt,
+                self._incarnation,
+                request.prompt_tokens,
+                request.first_token,
+                sent.nbytes,
+                sent.digests,
+            )
         )
         self._handoffs += 1
         self._handoff_bytes += sent.nbytes

@@ -14,6 +14,7 @@ from transfer.medium import Landing
 from transfer.plan import LeasedMemory
 from transfer.route import Route
 from transfer.sender import Drained, Outcomes, SendFailed, Sent
+from transfer.verify import Digest, damage
 from wire.codec import AnyMessage
 from wire.links import DialLink
 from wire.messages import Incarnation
@@ -27,6 +28,7 @@ from wire.rank_messages import (
     Forward,
     LandingClosed,
     LandingOpened,
+    LandingVerified,
     OpenLanding,
     OpenRoute,
     RankDrained,
@@ -36,6 +38,7 @@ from wire.rank_messages import (
     RouteOpened,
     SendSlots,
     SendTokens,
+    VerifyLanding,
     WipeMemory,
 )
 
@@ -78,7 +81,7 @@ class Follower:
         for event in self._outcomes.take():
             match event:
                 case Sent():
-                    self._link.send(RankSent(event.attempt, event.nbytes, event.seconds))
+                    self._link.send(RankSent(event.attempt, event.nbytes, event.seconds, event.digests))
                 case SendFailed():
                     self._link.send(RankSendFailed(event.attempt, event.reason))
                 case Drained():
@@ -123,6 +126,8 @@ class Follower:
             case CloseLanding():
                 arrived = self._landings[message.medium].close_attempt(message.attempt)
                 self._link.send(LandingClosed(self._served.rank.rank, arrived))
+            case VerifyLanding():
+                self._on_verify_landing(message)
             case _:
                 raise RuntimeError(f"the leader sent a {type(message).__name__}, which is not for followers")
 
@@ -132,8 +137,14 @@ class Follower:
         try:
             self._routes[message.peer] = Route.open(
                 message.welcome, self._context, served.spec, source, self._storage.layout, served.rank,
-                self._outcomes.put,
+                self._outcomes.put, message.verify,
             )  # fmt: skip
         except TransferError as problem:
             error = str(problem)
         self._link.send(RouteOpened(served.rank.rank, error))
+
+    def _on_verify_landing(self, message: VerifyLanding) -> None:
+        rank = self._served.rank.rank
+        mine = [Digest(*fields) for fields in message.digests if fields[0] == rank]
+        found = damage(self._storage.block.numpy(), self._storage.layout, mine)
+        self._link.send(LandingVerified(rank, f"rank {rank}: {found}" if found else ""))

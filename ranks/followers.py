@@ -11,9 +11,9 @@ import zmq
 from ranks.errors import RankLostError
 from wire.codec import AnyMessage
 from wire.links import ListenLink
-from wire.rank_messages import LandingClosed, LandingOpened, RankReady, RouteOpened
+from wire.rank_messages import LandingClosed, LandingOpened, LandingVerified, RankReady, RouteOpened
 
-Reply = TypeVar("Reply", RankReady, RouteOpened, LandingOpened, LandingClosed)
+Reply = TypeVar("Reply", RankReady, RouteOpened, LandingOpened, LandingClosed, LandingVerified)
 
 _POLL_MS = 100
 _ANSWER_S = 30.0

@@ -31,6 +31,7 @@ def load_of(
     running: int,
     handoffs: int = 0,
     handoff_bytes: int = 0,
+    damaged_handoffs: int = 0,
 ) -> Load:
     """How busy this worker is."""
     stats = pools.stats()
@@ -44,4 +45,5 @@ def load_of(
         free_slots=stats.slots.free,
         handoffs=handoffs,
         handoff_bytes=handoff_bytes,
+        damaged_handoffs=damaged_handoffs,
     )

@@ -18,7 +18,8 @@ from transfer.medium import Landing
 from transfer.plan import LeasedMemory
 from transfer.route import Gathering, Route
 from transfer.sender import Drained, Event, SendFailed, Sent
-from wire.messages import AttemptId, Incarnation, PeerWelcome
+from transfer.verify import Digest, damage
+from wire.messages import AttemptId, Digests, Incarnation, PeerWelcome
 from wire.rank_messages import (
     BindRow,
     CancelSend,
@@ -30,6 +31,7 @@ from wire.rank_messages import (
     Forward,
     LandingClosed,
     LandingOpened,
+    LandingVerified,
     OpenLanding,
     OpenRoute,
     RankDrained,
@@ -38,6 +40,7 @@ from wire.rank_messages import (
     RouteOpened,
     SendSlots,
     SendTokens,
+    VerifyLanding,
     WipeMemory,
 )
 
@@ -93,15 +96,22 @@ class Team:
         return TeamLanding(medium, landing, self)
 
     def open_route(
-        self, welcome: PeerWelcome, context: zmq.Context[zmq.Socket[bytes]], put: Callable[[Event], None]
+        self,
+        welcome: PeerWelcome,
+        context: zmq.Context[zmq.Socket[bytes]],
+        put: Callable[[Event], None],
+        verify: bool,
     ) -> TeamRoute:
-        """Connect every rank to a decode worker's. `put` takes this rank's outcomes. Raises MediumUnusable."""
+        """Connect every rank to a decode worker's. `put` takes this rank's outcomes; `verify`: with digests.
+
+        Raises MediumUnusable.
+        """
         served = self.served
         storage = served.storage
         source = storage.block.numpy()
-        route = Route.open(welcome, context, served.spec, source, storage.layout, served.rank, put)
+        route = Route.open(welcome, context, served.spec, source, storage.layout, served.rank, put, verify)
         if self.followers is not None:
-            answers = self.followers.call(OpenRoute(welcome.incarnation, welcome), RouteOpened)
+            answers = self.followers.call(OpenRoute(welcome.incarnation, welcome, verify), RouteOpened)
             if errors := [answer.error for answer in answers if answer.error]:
                 route.close()
                 raise MediumUnusable(errors[0])
@@ -118,7 +128,8 @@ class Team:
         for message in messages:
             match message:
                 case RankSent():
-                    events.append(Sent(message.attempt, message.nbytes, message.seconds))
+                    digests = tuple(Digest(*fields) for fields in message.digests)
+                    events.append(Sent(message.attempt, message.nbytes, message.seconds, digests))
                 case RankSendFailed():
                     events.append(SendFailed(message.attempt, message.reason))
                 case RankDrained():
@@ -182,7 +193,8 @@ class TeamLanding:
     def __init__(self, medium: str, landing: Landing, team: Team) -> None:
         self._medium = medium
         self._landing = landing
-        self._layout = team.served.storage.layout
+        self._team = team
+        self._storage = team.served.storage
         # Where the peer writes by itself there is nothing that a follower could open or close.
         self._followers = None if landing.peer_writes else team.followers
         others = team.followers.ready if team.followers else ()
@@ -191,7 +203,7 @@ class TeamLanding:
 
     def open(self, attempt: AttemptId, lease: Lease) -> None:
         """Accept bytes for this attempt, on all ranks, into its lease only."""
-        self._landing.open(attempt, LeasedMemory(self._layout, lease.pages, lease.slots))
+        self._landing.open(attempt, LeasedMemory(self._storage.layout, lease.pages, lease.slots))
         if self._followers is not None:
             self._followers.call(OpenLanding(self._medium, attempt, lease.pages, lease.slots), LandingOpened)
 
@@ -202,6 +214,15 @@ class TeamLanding:
             answers = self._followers.call(CloseLanding(self._medium, attempt), LandingClosed)
             arrived += [answer.arrived for answer in answers]
         return None if None in arrived else sum(nbytes for nbytes in arrived if nbytes is not None)
+
+    def damage(self, digests: Digests) -> str | None:
+        """What has not landed as it was sent, in words; None when all has."""
+        mine = [Digest(*fields) for fields in digests if fields[0] == 0]
+        found = damage(self._storage.block.numpy(), self._storage.layout, mine)
+        if found or self._team.followers is None or not digests:
+            return found
+        answers = self._team.followers.call(VerifyLanding(digests), LandingVerified)
+        return next((answer.damage for answer in answers if answer.damage), None)
 
     def close(self) -> None:
         """Stop for good, on this rank."""

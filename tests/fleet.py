@@ -151,10 +151,11 @@ class Fleet:
         transfer: str,
         ask_ahead: int = 8,
         followers: Followers | None = None,
+        verify: bool = False,
     ) -> PrefillWorker:
         """Start a prefill worker."""
         name = f"prefill-{len(self.workers)}"
-        config = PrefillConfig(name, self._gateway.endpoint, chunk_size, ask_ahead, transfer)
+        config = PrefillConfig(name, self._gateway.endpoint, chunk_size, ask_ahead, transfer, verify)
         worker = PrefillWorker(config, Team(served, followers), Incarnation(f"{name}-1"))
         self.workers.append(worker)
         return worker

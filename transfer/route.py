@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import zmq
@@ -13,9 +14,10 @@ from pools.layout import PoolLayout
 from pools.spec import StateSpec, TpRank
 from transfer.errors import MediumUnusable
 from transfer.media import open_channel
-from transfer.plan import plan_slots, plan_tokens
+from transfer.plan import Range, plan_slots, plan_tokens
 from transfer.reshard import Reshard
 from transfer.sender import Drained, Event, Sender, SendFailed, Sent
+from transfer.verify import Digest, hash_of
 from wire.messages import AttemptId, PeerWelcome
 
 
@@ -61,8 +63,12 @@ class Gathering:
                 tally.sent.append(event)
                 if len(tally.sent) < self._parts:
                     return None
-                nbytes = sum(part.nbytes for part in tally.sent)
-                return Sent(event.attempt, nbytes, max(part.seconds for part in tally.sent))
+                return Sent(
+                    event.attempt,
+                    nbytes=sum(part.nbytes for part in tally.sent),
+                    seconds=max(part.seconds for part in tally.sent),
+                    digests=tuple(digest for part in tally.sent for digest in part.digests),
+                )
 
 
 class Route:
@@ -82,10 +88,11 @@ class Route:
         layout: PoolLayout,
         rank: TpRank,
         put: Callable[[Event], None],
+        verify: bool,
     ) -> Route:
         """Connect this rank, whose pools are `source` (uint8, `(nbytes,)`) laid out as `layout`.
 
-        `spec` is that of the whole model. Raises MediumUnusable.
+        `spec` is that of the whole model; `verify`: make digests of all ranges. Raises MediumUnusable.
         """
         size = len(welcome.reaches)
         wanted = []
@@ -93,13 +100,14 @@ class Route:
             target = target_layout(welcome, spec, TpRank(number, size))
             reshard = Reshard.between(spec, layout, target, rank, TpRank(number, size))
             if not reshard.empty:
-                wanted.append((reshard, reach))
+                wanted.append((number, reshard, reach))
         gathering = Gathering(len(wanted), put)
         route = cls([], put)
         try:
-            for reshard, reach in wanted:
+            for number, reshard, reach in wanted:
                 channel = open_channel(welcome.medium, reach, context, source, reshard.target.nbytes)
-                route._lanes.append((reshard, Sender(channel, gathering.put, welcome.worker)))
+                digest = partial(_digest, source, number) if verify else None
+                route._lanes.append((reshard, Sender(channel, gathering.put, welcome.worker, digest)))
         except MediumUnusable:
             route.close()
             raise
@@ -135,6 +143,10 @@ class Route:
         """Let the senders end."""
         for _, sender in self._lanes:
             sender.close()
+
+
+def _digest(source: np.ndarray, rank: int, moved: Range) -> Digest:
+    return Digest(rank, moved.target, moved.nbytes, hash_of(source, moved.source, moved.nbytes))
 
 
 def target_layout(welcome: PeerWelcome, spec: StateSpec, rank: TpRank) -> PoolLayout:

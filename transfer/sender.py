@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from transfer.errors import TransferError
 from transfer.medium import Channel
 from transfer.plan import Range
+from transfer.verify import Digest
 from wire.messages import AttemptId
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ class Sent:
     attempt: AttemptId
     nbytes: int
     seconds: float
+    digests: tuple[Digest, ...] = ()
+    """Of every range, where transfers are verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +89,35 @@ class _Marker(Enum):
     CANCEL = auto()
 
 
+@dataclass
+class _Progress:
+    nbytes: int = 0
+    seconds: float = 0.0
+    digests: list[Digest] = field(default_factory=list)
+
+
 class Sender:
     """`channel` belongs to the sender's thread from here on, from which `put` is called with each outcome.
+
+    `digest`, if given, makes the proof of a range that has been written.
 
     The queue is bounded by what feeds it: a request adds one job a chunk and one marker, and the worker holds a
     bounded number of requests.
     """
 
-    def __init__(self, channel: Channel, put: Callable[[Event], None], name: str) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        put: Callable[[Event], None],
+        name: str,
+        digest: Callable[[Range], Digest] | None = None,
+    ) -> None:
         self._channel = channel
         self._put = put
+        self._digest = digest
         self._jobs: queue.SimpleQueue[tuple[AttemptId, Sequence[Range] | _Marker] | None] = queue.SimpleQueue()
         self._cancelled: set[AttemptId] = set()
-        self._progress: dict[AttemptId, tuple[int, float]] = {}
+        self._progress: dict[AttemptId, _Progress] = {}
         self._failed: set[AttemptId] = set()
         self._thread = threading.Thread(target=self._run, name=f"sender-{name}", daemon=True)
         self._thread.start()
@@ -140,17 +159,19 @@ class Sender:
             log.exception("the transfer of %s failed", attempt)
             self._failed.add(attempt)
             self._put(SendFailed(attempt, f"{type(error).__name__}: {error}"))
-        nbytes, seconds = self._progress.get(attempt, (0, 0.0))
-        nbytes += sum(item.nbytes for item in ranges)
-        self._progress[attempt] = (nbytes, seconds + time.monotonic() - started)
+        progress = self._progress.setdefault(attempt, _Progress())
+        progress.nbytes += sum(item.nbytes for item in ranges)
+        progress.seconds += time.monotonic() - started
+        if self._digest is not None:
+            progress.digests += map(self._digest, ranges)
 
     def _settle(self, attempt: AttemptId, marker: _Marker) -> None:
         """The attempt's last marker: CANCEL always comes after FINISH, if both come."""
-        nbytes, seconds = self._progress.pop(attempt, (0, 0.0))
+        progress = self._progress.pop(attempt, _Progress())
         failed = attempt in self._failed
         if marker is _Marker.CANCEL:
             self._cancelled.discard(attempt)
             self._failed.discard(attempt)
             self._put(Drained(attempt))
         elif not failed and attempt not in self._cancelled:
-            self._put(Sent(attempt, nbytes, seconds))
+            self._put(Sent(attempt, progress.nbytes, progress.seconds, tuple(progress.digests)))

@@ -155,7 +155,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Worker → gateway, the heartbeat: how busy I am. `handoffs` counts those finished since start."""
+    """Worker → gateway, the heartbeat: how busy I am.
+
+    `handoffs` counts those finished since start, `damaged_handoffs` those whose bytes were not what was sent.
+    """
 
     worker: str
     incarnation: Incarnation
@@ -166,6 +169,7 @@ class Load:
     free_slots: int
     handoffs: int
     handoff_bytes: int
+    damaged_handoffs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,12 +306,16 @@ class Reserved:
     slots: tuple[int, ...]
 
 
+Digests = tuple[tuple[int, int, int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Landed:
     """Prefill → decode: every byte of the state has been written.
 
-    `first_token` was sampled by prefill and already sent to the gateway as index 0. `checksum` is over the other
-    fields; make one with `sealed`.
+    `first_token` was sampled by prefill and already sent to the gateway as index 0. `digests`, where prefill verifies
+    transfers: (decode rank, offset, bytes, xxh3-64) of every range written. `checksum` is over the other fields; make
+    one with `sealed`.
     """
 
     attempt: AttemptId
@@ -315,21 +323,29 @@ class Landed:
     prompt_tokens: int
     first_token: int
     nbytes: int
+    digests: Digests
     checksum: int
 
     @classmethod
     def sealed(
-        cls, attempt: AttemptId, incarnation: Incarnation, prompt_tokens: int, first_token: int, nbytes: int
+        cls,
+        attempt: AttemptId,
+        incarnation: Incarnation,
+        prompt_tokens: int,
+        first_token: int,
+        nbytes: int,
+        digests: Digests = (),
     ) -> Landed:
         """The record with its checksum."""
-        checksum = zlib.crc32(repr((attempt, incarnation, prompt_tokens, first_token, nbytes)).encode())
-        return cls(attempt, incarnation, prompt_tokens, first_token, nbytes, checksum)
+        plain = tuple((rank, offset, size, xxh3) for rank, offset, size, xxh3 in digests)
+        fields = (attempt, incarnation, prompt_tokens, first_token, nbytes, plain)
+        return cls(*fields, zlib.crc32(repr(fields).encode()))
 
     @property
     def intact(self) -> bool:
         """Whether the checksum fits the fields."""
         return self == Landed.sealed(
-            self.attempt, self.incarnation, self.prompt_tokens, self.first_token, self.nbytes
+            self.attempt, self.incarnation, self.prompt_tokens, self.first_token, self.nbytes, self.digests
         )
 
 

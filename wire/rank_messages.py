@@ -2,8 +2,8 @@
 
     follower ── RankReady ───────────────────────────────────────────▶ leader    once, when it can serve
     leader ── BindRow, ClearSlots, WipeMemory, Forward ──────────────▶ follower  no answer: the order is all
-    leader ── OpenRoute, OpenLanding, CloseLanding ──────────────────▶ follower  answered by
-    follower ── RouteOpened, LandingOpened, LandingClosed ───────────▶ leader
+    leader ── OpenRoute, OpenLanding, CloseLanding, VerifyLanding ───▶ follower  answered by
+    follower ── RouteOpened, LandingOpened, LandingClosed, LandingVerified ▶ leader
     leader ── SendTokens, SendSlots, FinishSend, CancelSend ─────────▶ follower  prefill; answered in time by
     follower ── RankSent, RankSendFailed, RankDrained ───────────────▶ leader
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wire.messages import AttemptId, Incarnation, PeerWelcome
+from wire.messages import AttemptId, Digests, Incarnation, PeerWelcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class OpenRoute:
 
     peer: Incarnation
     welcome: PeerWelcome
+    verify: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class RankSent:
     attempt: AttemptId
     nbytes: int
     seconds: float
+    digests: Digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,23 @@ class LandingClosed:
     arrived: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyLanding:
+    """Is what has landed what was sent? Each rank looks at the digests that are for it."""
+
+    digests: Digests
+
+
+@dataclass(frozen=True, slots=True)
+class LandingVerified:
+    """What differs, in words; empty when nothing does."""
+
+    rank: int
+    damage: str
+
+
 RankMessage = (
     RankReady | BindRow | ClearSlots | WipeMemory | Forward | OpenRoute | RouteOpened | CloseRoute | SendTokens
     | SendSlots | FinishSend | CancelSend | RankSent | RankSendFailed | RankDrained | OpenLanding | LandingOpened
-    | CloseLanding | LandingClosed
+    | CloseLanding | LandingClosed | VerifyLanding | LandingVerified
 )  # fmt: skip

@@ -180,7 +180,7 @@ class FakeWorker(threading.Thread):
                 if self.paced:
                     break
             if time.monotonic() > beat_at and not self.mute:
-                socket.send(encode(Load(self.hello.worker, self.incarnation, 0, 0, 0, 0, 0, 0, 0)))
+                socket.send(encode(Load(self.hello.worker, self.incarnation, 0, 0, 0, 0, 0, 0, 0, 0)))
                 beat_at = time.monotonic() + 0.1
         socket.send(encode(Bye(self.hello.worker, self.incarnation)))
         socket.close(linger=2000)

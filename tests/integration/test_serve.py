@@ -48,7 +48,8 @@ def complete(url: str, prompt: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def disaggregated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    arguments = ("--prefill", "2", "--decode", "2", "--chunk-size", "4", "--page-size", "8", "--poison")
+    arguments = ("--prefill", "2", "--decode", "2", "--chunk-size", "4", "--page-size", "8")
+    arguments += ("--poison", "--verify-transfers", "--check-weights")
     with served(runtime_in(tmp_path_factory), str(model), *arguments) as process:
         yield process
 
