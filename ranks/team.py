@@ -195,23 +195,26 @@ class TeamLanding:
         self._landing = landing
         self._team = team
         self._storage = team.served.storage
-        # Where the peer writes by itself there is nothing that a follower could open or close.
-        self._followers = None if landing.peer_writes else team.followers
         others = team.followers.ready if team.followers else ()
         self.reaches = (landing.reach, *(dict(ready.reaches)[medium] for ready in others))
         self.peer_writes = landing.peer_writes
 
     def open(self, attempt: AttemptId, lease: Lease) -> None:
-        """Accept bytes for this attempt, on all ranks, into its lease only."""
+        """Accept bytes for this attempt, on all ranks, into its lease only.
+
+        The answers also say that followers are done with all that was said before. Until then this memory may not be
+        given to a peer that writes it by itself: a follower could still be wiping what its former owner left.
+        """
         self._landing.open(attempt, LeasedMemory(self._storage.layout, lease.pages, lease.slots))
-        if self._followers is not None:
-            self._followers.call(OpenLanding(self._medium, attempt, lease.pages, lease.slots), LandingOpened)
+        if self._team.followers is not None:
+            opened = OpenLanding(self._medium, attempt, lease.pages, lease.slots)
+            self._team.followers.call(opened, LandingOpened)
 
     def close_attempt(self, attempt: AttemptId) -> int | None:
         """Accept no more; returns the bytes that arrived on all ranks, or None when the medium cannot see them."""
         arrived = [self._landing.close_attempt(attempt)]
-        if self._followers is not None:
-            answers = self._followers.call(CloseLanding(self._medium, attempt), LandingClosed)
+        if self._team.followers is not None:
+            answers = self._team.followers.call(CloseLanding(self._medium, attempt), LandingClosed)
             arrived += [answer.arrived for answer in answers]
         return None if None in arrived else sum(nbytes for nbytes in arrived if nbytes is not None)
 
