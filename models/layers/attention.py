@@ -26,7 +26,7 @@ class AttentionLayer(nn.Module):
         super().__init__()
         if attention.qk_norm and attention.norm_over_heads:
             for name, heads in {"q_norm": attention.heads, "k_norm": attention.kv_heads}.items():
-                setattr(self, name, GroupedRmsNorm(heads * attention.head_dim, 1, attention.qk_norm, ranks))
+                setattr(self, name, GroupedRmsNorm(heads * attention.head_dim, 1, heads, attention.qk_norm, ranks))
         self.attention = attention = attention.share(ranks.size)
         head_dim, queries, keys = attention.head_dim, attention.heads, attention.kv_heads
         self.widths = [queries * head_dim * (2 if attention.output_gate else 1), keys * head_dim, keys * head_dim]

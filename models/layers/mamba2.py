@@ -31,7 +31,9 @@ class Mamba2Layer(nn.Module):
 
     def __init__(self, mamba: Mamba2, hidden_size: int, ranks: Ranks) -> None:
         super().__init__()
-        self.norm = GroupedRmsNorm(mamba.channels, mamba.groups, mamba.norm, ranks) if mamba.norm else None
+        self.norm = (
+            GroupedRmsNorm(mamba.channels, mamba.groups, mamba.heads, mamba.norm, ranks) if mamba.norm else None
+        )
         self.mamba = mamba = mamba.share(ranks.size)
         self.widths = [mamba.channels, mamba.conv_channels, mamba.heads]
         self.input = nn.Linear(hidden_size, sum(self.widths), bias=mamba.input_bias)

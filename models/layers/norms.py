@@ -36,12 +36,15 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 class GroupedRmsNorm(nn.Module):
     """Each of `groups` equal parts of `channels` normalised on its own.
 
-    With fewer groups than ranks, the ranks that share a group add up its squares.
+    Ranks share the channels by `units` (heads), which are replicated where there are fewer than ranks. With fewer
+    groups than ranks, the ranks that share a group add up its squares.
     """
 
-    def __init__(self, channels: int, groups: int, norm: Norm, ranks: Ranks) -> None:
+    def __init__(self, channels: int, groups: int, units: int, norm: Norm, ranks: Ranks) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels // ranks.size))
+        mine = len(share(units, ranks.rank, ranks.size))
+        self.copies = max(1, ranks.size // units)
+        self.weight = nn.Parameter(torch.empty(mine * (channels // units)))
         self.norm = norm
         self.ranks = ranks
         self.groups = groups
@@ -55,7 +58,7 @@ class GroupedRmsNorm(nn.Module):
         if self.groups < self.ranks.size:
             everyones = squares.new_zeros(len(x), self.groups)
             everyones[:, self.mine.start : self.mine.stop] = squares
-            squares = self.ranks.sum(everyones)[:, self.mine.start : self.mine.stop]
+            squares = self.ranks.sum(everyones)[:, self.mine.start : self.mine.stop] / self.copies
         scale = torch.rsqrt(squares / self.width + self.norm.eps)
         y: torch.Tensor = (parts * scale[..., None]).flatten(-2) * self.weight.float()
         return y

@@ -33,12 +33,10 @@ class Attention(Part):
         divides("num_key_value_heads", self.kv_heads, "num_attention_heads", self.heads)
 
     def share(self, ranks: int) -> Attention:  # noqa: D102
-        # A norm over all heads counts every K/V head once, so that none may be replicated.
-        kv_share = divided if self.norm_over_heads else shared_out
         return replace(
             self,
             heads=divided("num_attention_heads", self.heads, ranks),
-            kv_heads=kv_share("num_key_value_heads", self.kv_heads, ranks),
+            kv_heads=shared_out("num_key_value_heads", self.kv_heads, ranks),
         )
 
     def paged(self, dtype: DType) -> tuple[TensorSpec, ...]:
