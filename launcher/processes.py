@@ -120,7 +120,8 @@ class Supervisor:
                 for key, _ in selector.select(_WATCH_EVERY_S):
                     process: _Process = key.data
                     ended = process.read_ready()
-                    bars.update(process.spec.name, process.percent)
+                    if process.percent:  # the gateway has nothing to load
+                        bars.update(process.spec.name, process.percent)
                     if not ended:
                         continue
                     selector.unregister(process.ready)
