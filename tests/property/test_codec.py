@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from wire.codec import decode, encode
 from wire.errors import BadMessage
 from wire.messages import PROTOCOL_VERSION, Message
+from wire.rank_messages import RankMessage
 
-KINDS = get_args(Message)
+KINDS = (*get_args(Message), *get_args(RankMessage))
 # `StateSpec` checks its own fields, so random ones rarely pass; messages with one are built below.
 SIMPLE = [kind for kind in KINDS if kind.__name__ != "PeerHello"]
 
