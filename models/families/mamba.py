@@ -31,7 +31,8 @@ def _architecture(config: Config, model_type: str, inner_norm: Norm | None) -> A
     hidden = config.integer("hidden_size", 768)
     norm = Norm(config.number("layer_norm_epsilon", 1e-5))
     mixer = Mamba1(
-        channels=int(config.number("expand", 2) * hidden),
+        # transformers lets a stored `intermediate_size` win over `expand`, and always stores one.
+        channels=config.integer("intermediate_size", int(config.number("expand", 2) * hidden)),
         state=config.integer("state_size", 16),
         step_rank=step_rank(config, "time_step_rank", hidden),
         conv_width=config.integer("conv_kernel", 4, minimum=2),

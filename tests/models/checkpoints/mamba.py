@@ -33,5 +33,5 @@ MODELS: dict[str, Callable[[], Any]] = {
         use_bias=True, use_conv_bias=False, tie_word_embeddings=False, conv_kernel=3, time_step_rank="auto"
     ),
     "falcon_mamba": _falcon(tie_word_embeddings=False),
-    "falcon_mamba-biases": _falcon(use_bias=True, mixer_rms_eps=1e-3),
+    "falcon_mamba-biases": _falcon(use_bias=True, mixer_rms_eps=1e-3, expand=16, intermediate_size=72),
 }
