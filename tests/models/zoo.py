@@ -66,6 +66,9 @@ def make(name: str, folder: Path) -> Twin:
     model = MODELS[name]().eval()
     for parameter_name, parameter in model.named_parameters():
         _fill(parameter_name, parameter.data)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("bias"):  # of a router's choice, which is not trained by gradients
+            _fill(buffer_name, buffer)
     model.save_pretrained(folder)
     return Twin(folder, model)
 
