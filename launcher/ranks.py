@@ -154,23 +154,20 @@ def load_rank(
     import torch
 
     from models.serving import load
-    from transfer.media import media_of
+    from transfer.media import PoolMemory, media_of, open_landing
     from transfer.segment import Segment
-    from transfer.shm import ShmLanding
-    from transfer.tcp import TcpLanding
 
     media = media_of(landing.transfer) if landing else ()
-    landings: dict[str, Landing] = {}
+    segments: list[Segment] = []
 
     def shared_block(nbytes: int) -> torch.Tensor:
-        segment = Segment.create(name, nbytes)
-        landings["shm"] = ShmLanding(segment)
-        return torch.frombuffer(segment.memory, dtype=torch.uint8)[:nbytes]
+        segments.append(Segment.create(name, nbytes))
+        return torch.frombuffer(segments[0].memory, dtype=torch.uint8)[:nbytes]
 
     served = load(serving, phase, shared_block if "shm" in media else None, ranks, progress)
-    if landing and "tcp" in media:
-        landings["tcp"] = TcpLanding(context, served.storage.block.numpy(), landing.data_endpoint)
-    return served, landings
+    memory = PoolMemory(served.storage.block, segments[0] if segments else None)
+    endpoint = landing.data_endpoint if landing else ""
+    return served, {medium: open_landing(medium, memory, context, endpoint) for medium in media}
 
 
 def run_follower(config: FollowerConfig, lifeline_fd: int) -> None:

@@ -14,7 +14,7 @@ from transfer.medium import Landing
 from transfer.plan import LeasedMemory
 from transfer.route import Route
 from transfer.sender import Drained, Outcomes, SendFailed, Sent
-from transfer.verify import Digest, damage
+from transfer.verify import damage
 from wire.codec import AnyMessage
 from wire.links import DialLink
 from wire.messages import Incarnation
@@ -133,10 +133,9 @@ class Follower:
 
     def _on_open_route(self, message: OpenRoute) -> None:
         served, error = self._served, ""
-        source = self._storage.block.numpy()
         try:
             self._routes[message.peer] = Route.open(
-                message.welcome, self._context, served.spec, source, self._storage.layout, served.rank,
+                message.welcome, self._context, served.spec, self._storage.block, self._storage.layout, served.rank,
                 self._outcomes.put, message.verify,
             )  # fmt: skip
         except TransferError as problem:
@@ -145,6 +144,5 @@ class Follower:
 
     def _on_verify_landing(self, message: VerifyLanding) -> None:
         rank = self._served.rank.rank
-        mine = [Digest(*fields) for fields in message.digests if fields[0] == rank]
-        found = damage(self._storage.block.numpy(), self._storage.layout, mine)
+        found = damage(self._storage.block.numpy(), self._storage.layout, rank, message.digests)
         self._link.send(LandingVerified(rank, f"rank {rank}: {found}" if found else ""))

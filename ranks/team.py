@@ -18,7 +18,7 @@ from transfer.medium import Landing
 from transfer.plan import LeasedMemory
 from transfer.route import Gathering, Route
 from transfer.sender import Drained, Event, SendFailed, Sent
-from transfer.verify import Digest, damage
+from transfer.verify import damage
 from wire.messages import AttemptId, Digests, Incarnation, PeerWelcome
 from wire.rank_messages import (
     BindRow,
@@ -108,8 +108,7 @@ class Team:
         """
         served = self.served
         storage = served.storage
-        source = storage.block.numpy()
-        route = Route.open(welcome, context, served.spec, source, storage.layout, served.rank, put, verify)
+        route = Route.open(welcome, context, served.spec, storage.block, storage.layout, served.rank, put, verify)
         if self.followers is not None:
             answers = self.followers.call(OpenRoute(welcome.incarnation, welcome, verify), RouteOpened)
             if errors := [answer.error for answer in answers if answer.error]:
@@ -128,8 +127,7 @@ class Team:
         for message in messages:
             match message:
                 case RankSent():
-                    digests = tuple(Digest(*fields) for fields in message.digests)
-                    events.append(Sent(message.attempt, message.nbytes, message.seconds, digests))
+                    events.append(Sent(message.attempt, message.nbytes, message.seconds, message.digests))
                 case RankSendFailed():
                     events.append(SendFailed(message.attempt, message.reason))
                 case RankDrained():
@@ -220,8 +218,7 @@ class TeamLanding:
 
     def damage(self, digests: Digests) -> str | None:
         """What has not landed as it was sent, in words; None when all has."""
-        mine = [Digest(*fields) for fields in digests if fields[0] == 0]
-        found = damage(self._storage.block.numpy(), self._storage.layout, mine)
+        found = damage(self._storage.block.numpy(), self._storage.layout, 0, digests)
         if found or self._team.followers is None or not digests:
             return found
         answers = self._team.followers.call(VerifyLanding(digests), LandingVerified)

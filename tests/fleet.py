@@ -27,11 +27,9 @@ from prefill.config import PrefillConfig
 from prefill.worker import PrefillWorker
 from ranks.followers import Followers
 from ranks.team import Team
-from transfer.media import media_of
+from transfer.media import PoolMemory, media_of, open_landing
 from transfer.medium import Landing
 from transfer.segment import Segment
-from transfer.shm import ShmLanding
-from transfer.tcp import TcpLanding
 from wire.links import ListenLink
 from wire.messages import (
     AttemptId,
@@ -96,12 +94,9 @@ def landings_of(
     context: zmq.Context[zmq.Socket[bytes]], served: Served, segment: Segment | None, transfer: str
 ) -> dict[str, Landing]:
     """A decode rank's transfer back ends; its pools lie in `segment`, if it is to offer shm."""
-    landings: dict[str, Landing] = {}
-    if segment is not None:
-        landings["shm"] = ShmLanding(segment)
-    if "tcp" in media_of(transfer):
-        landings["tcp"] = TcpLanding(context, served.storage.block.numpy(), "tcp://127.0.0.1:*")
-    return landings
+    memory = PoolMemory(served.storage.block, segment)
+    media = [medium for medium in media_of(transfer) if medium != "shm" or segment]
+    return {medium: open_landing(medium, memory, context, "tcp://127.0.0.1:*") for medium in media}
 
 
 @dataclass

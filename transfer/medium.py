@@ -1,17 +1,25 @@
 """The contract of a transfer back end.
 
 A medium only moves bytes: pairing, ordering, cancelling and error news are the same for all and live above it
-(`transfer.plan`, `transfer.sender`, the workers). To add one: a file with a `Landing` (decode side) and a `Channel`
-(prefill side), and a line in `transfer.media`.
+(`transfer.plan`, `transfer.sender`, the workers). To add one: a file with a `Landing` (decode side), a `Channel`
+(prefill side) and `unusable`, and a line in `transfer.media`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from transfer.plan import LeasedMemory, Range
 from wire.messages import AttemptId
+
+SILENCE_S = 30.0
+"""After so long without an answer the other side counts as gone."""
+
+
+def never() -> bool:
+    """What nobody cancels."""
+    return False
 
 
 class Landing(Protocol):
@@ -42,10 +50,24 @@ class Landing(Protocol):
 
 
 class Channel(Protocol):
-    """Prefill side: one connection to one decode worker's pool memory, used by one thread."""
+    """Prefill side: one connection to one decode rank's pool memory, used by one thread.
 
-    def write(self, attempt: AttemptId, ranges: Sequence[Range]) -> None:
-        """Return when all bytes are at their destination. Raises TransferError, and then the attempt has failed."""
+    `cancelled` is asked while waiting for the peer: when it says so, the call returns at once.
+    """
+
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
+        """Begin to move; may return before the bytes are there, which must stay as they are until `wait` returns.
+
+        Raises TransferError, and then the attempt has failed.
+        """
+        ...
+
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
+        """Return when all that was written for the attempt is at its destination. Raises TransferError."""
+        ...
+
+    def abandon(self, attempt: AttemptId) -> None:
+        """The attempt is over. When this returns, this side writes nothing more to memory that it writes itself."""
         ...
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ segment. Where several prefill ranks hold copies of a unit, exactly one of them 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -77,25 +77,60 @@ def _append(found: list[Cut], cut: Cut) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FieldCuts:
-    """One field of a record on both sides, and the cuts of each of its entries. Sizes of an entry in bytes."""
+    """Fields of a record that are cut alike, and the cuts of each of their entries. Sizes of an entry in bytes.
+
+    The offsets are the first field's; `count` fields follow in steps of so many bytes.
+    """
 
     source_offset: int
     target_offset: int
     source_nbytes: int
     target_nbytes: int
     cuts: tuple[Cut, ...]
+    count: int = 1
+    source_step: int = 0
+    target_step: int = 0
 
     @property
     def whole(self) -> bool:
         """Whether entries move as they are, so that neighbouring entries form one range."""
         return self.source_nbytes == self.target_nbytes and self.cuts == (Cut(0, 0, self.source_nbytes),)
 
+    def extended(self, field: FieldCuts) -> FieldCuts | None:
+        """With one more field, if that is cut alike and lies where the next step leads."""
+        if (field.source_nbytes, field.target_nbytes, field.cuts) != (
+            self.source_nbytes,
+            self.target_nbytes,
+            self.cuts,
+        ):
+            return None
+        last = self.count - 1
+        source_step = field.source_offset - self.source_offset - last * self.source_step
+        target_step = field.target_offset - self.target_offset - last * self.target_step
+        if last and (source_step, target_step) != (self.source_step, self.target_step):
+            return None
+        return replace(self, count=self.count + 1, source_step=source_step, target_step=target_step)
+
+
+def _grouped(fields: Iterable[FieldCuts]) -> tuple[FieldCuts, ...]:
+    """As few groups as one pass finds: the layers' K make one, their V another."""
+    groups: list[FieldCuts] = []
+    for field in fields:
+        for index, group in enumerate(groups):
+            if extended := group.extended(field):
+                groups[index] = extended
+                break
+        else:
+            groups.append(field)
+    return tuple(group for group in groups if group.cuts)
+
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
     """How one prefill rank's pools map to one decode rank's.
 
-    `same_pages`, `same_slots`: whole records, with the padding in them, move as they are.
+    `pages` and `slots` hold what these two ranks exchange of a record. `same_pages`, `same_slots`: whole records,
+    with the padding in them, move as they are.
     """
 
     source: PoolLayout
@@ -126,20 +161,20 @@ class Reshard:
 
         page_cuts = fields((group.layers, group.tensors) for group in spec.paged)
         slot_cuts = fields((group.layers, group.tensors) for group in spec.slots)
-        pages = tuple(
+        pages = [
             FieldCuts(
                 ours.offset, theirs.offset, ours.nbytes // source.page_size, theirs.nbytes // target.page_size, found
             )
             for ours, theirs, found in zip(source.page.fields, target.page.fields, page_cuts, strict=True)
-        )
-        slots = tuple(
+        ]
+        slots = [
             FieldCuts(ours.offset, theirs.offset, ours.nbytes, theirs.nbytes, found)
             for ours, theirs, found in zip(source.slot.fields, target.slot.fields, slot_cuts, strict=True)
-        )
+        ]
         same = source.page_size == target.page_size and all(field.whole for field in pages)
-        return cls(source, target, pages, slots, same, all(field.whole for field in slots))
+        return cls(source, target, _grouped(pages), _grouped(slots), same, all(field.whole for field in slots))
 
     @property
     def empty(self) -> bool:
         """Whether these two ranks have nothing to exchange."""
-        return not any(field.cuts for field in (*self.pages, *self.slots))
+        return not (self.pages or self.slots)

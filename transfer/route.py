@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
+import torch
 import zmq
 
 from pools.layout import PoolLayout
 from pools.spec import StateSpec, TpRank
 from transfer.errors import MediumUnusable
 from transfer.media import open_channel
-from transfer.plan import Range, plan_slots, plan_tokens
+from transfer.plan import plan_slots, plan_tokens
 from transfer.reshard import Reshard
 from transfer.sender import Drained, Event, Sender, SendFailed, Sent
-from transfer.verify import Digest, hash_of
+from transfer.verify import digests_of
 from wire.messages import AttemptId, PeerWelcome
 
 
@@ -67,7 +67,7 @@ class Gathering:
                     event.attempt,
                     nbytes=sum(part.nbytes for part in tally.sent),
                     seconds=max(part.seconds for part in tally.sent),
-                    digests=tuple(digest for part in tally.sent for digest in part.digests),
+                    digests=tuple(number for part in tally.sent for number in part.digests),
                 )
 
 
@@ -84,7 +84,7 @@ class Route:
         welcome: PeerWelcome,
         context: zmq.Context[zmq.Socket[bytes]],
         spec: StateSpec,
-        source: np.ndarray,
+        source: torch.Tensor,
         layout: PoolLayout,
         rank: TpRank,
         put: Callable[[Event], None],
@@ -105,9 +105,9 @@ class Route:
         route = cls([], put)
         try:
             for number, reshard, reach in wanted:
-                channel = open_channel(welcome.medium, reach, context, source, reshard.target.nbytes)
-                digest = partial(_digest, source, number) if verify else None
-                route._lanes.append((reshard, Sender(channel, gathering.put, welcome.worker, digest)))
+                channel = open_channel(welcome.medium, reach, context, source, reshard)
+                digests = partial(digests_of, source.numpy(), reshard.target, number) if verify else None
+                route._lanes.append((reshard, Sender(channel, gathering.put, welcome.worker, digests)))
         except MediumUnusable:
             route.close()
             raise
@@ -143,10 +143,6 @@ class Route:
         """Let the senders end."""
         for _, sender in self._lanes:
             sender.close()
-
-
-def _digest(source: np.ndarray, rank: int, moved: Range) -> Digest:
-    return Digest(rank, moved.target, moved.nbytes, hash_of(source, moved.source, moved.nbytes))
 
 
 def target_layout(welcome: PeerWelcome, spec: StateSpec, rank: TpRank) -> PoolLayout:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from transfer.copying import copy
 from transfer.errors import MediumUnusable
+from transfer.medium import never
 from transfer.plan import LeasedMemory, Range
 from transfer.segment import Segment, SegmentReach
 from wire.messages import AttemptId
+
+
+def unusable() -> str | None:
+    """Why this process cannot share memory; None when it can."""
+    try:
+        Segment.create("probe", 1).close()
+    except MediumUnusable as error:
+        return str(error)
+    return None
 
 
 class ShmLanding:
@@ -50,11 +61,15 @@ class ShmChannel:
         self._source = source
         self._target = np.frombuffer(self._segment.memory, dtype=np.uint8)
 
-    def write(self, attempt: AttemptId, ranges: Sequence[Range]) -> None:
-        """Copy; numpy lets other threads run while it does."""
-        source, target = self._source, self._target
-        for start, there, nbytes in ranges:
-            target[there : there + nbytes] = source[start : start + nbytes]
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
+        """Copy; all is there when this returns."""
+        copy(self._source, self._target, ranges)
+
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
+        """Nothing is on its way."""
+
+    def abandon(self, attempt: AttemptId) -> None:
+        """Nothing is on its way."""
 
     def close(self) -> None:
         """Unmap."""

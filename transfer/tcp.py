@@ -1,34 +1,32 @@
-"""TCP by ZMQ: frames taken from the source pools without a copy, received by a thread into the decode pools.
-
-    Channel ── [ (attempt, number, [offset, nbytes, …]) | bytes | bytes | … ] ──▶ Landing
-            ◀──────────── (number, "" or what went wrong) ──────────────────────
-
-At most `WINDOW` messages are on their way unanswered, so neither side's memory grows with the size of a hand-off.
-"""
+"""TCP by ZMQ: frames taken from the source pools without a copy, received by a thread into the decode pools."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-import msgpack
 import numpy as np
 import zmq
 
-from transfer.errors import OutOfLease, PeerGone, TransferError
+from transfer.copying import gathered, view
+from transfer.flight import WINDOW, Flight, Gate, Header, messages
+from transfer.medium import never
 from transfer.plan import LeasedMemory, Range
 from wire.links import open_socket
 from wire.messages import AttemptId
 
-WINDOW = 16
 PIECE_BYTES = 1 << 20
-_PIECES_A_MESSAGE = 64
-_SILENCE_S = 30.0
+_BUFFER_BYTES = 4 << 20
 _POLL_MS = 100
 
 log = logging.getLogger(__name__)
+
+
+def unusable() -> str | None:
+    """TCP is everywhere."""
+    return None
 
 
 class TcpLanding:
@@ -40,11 +38,10 @@ class TcpLanding:
         self._block = block
         self._socket = open_socket(context, zmq.ROUTER, endpoint)
         self._socket.set(zmq.RCVHWM, 4 * WINDOW)
+        self._socket.set(zmq.RCVBUF, _BUFFER_BYTES)
         self._socket.bind(endpoint)
         self._endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
-        self._lock = threading.Lock()
-        self._open: dict[str, LeasedMemory] = {}
-        self._arrived: dict[str, int] = {}
+        self._gate = Gate()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tcp-landing", daemon=True)
         self._thread.start()
@@ -56,15 +53,11 @@ class TcpLanding:
 
     def open(self, attempt: AttemptId, memory: LeasedMemory) -> None:
         """Accept bytes for this attempt, into this memory only."""
-        with self._lock:
-            self._open[attempt] = memory
-            self._arrived[attempt] = 0
+        self._gate.open(attempt, memory)
 
     def close_attempt(self, attempt: AttemptId) -> int | None:
         """Accept no more: a write under way is finished first, later ones are dropped."""
-        with self._lock:
-            self._open.pop(attempt, None)
-            return self._arrived.pop(attempt, None)
+        return self._gate.close(attempt)
 
     def close(self) -> None:
         """Stop the thread and close the port."""
@@ -78,97 +71,61 @@ class TcpLanding:
                 continue
             frames = self._socket.recv_multipart(copy=False)
             try:
-                number, complaint = self._land([frame.buffer for frame in frames[1:]])
-            except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
-                log.warning("dropped a malformed transfer message at %s: %r", self._endpoint, error)
+                answer = self._land([frame.buffer for frame in frames[1:]])
+            except ValueError as error:
+                log.warning("dropped a malformed transfer message at %s: %s", self._endpoint, error)
+                continue
+            if answer is None:
                 continue
             try:
-                self._socket.send_multipart([frames[0].bytes, msgpack.packb([number, complaint])], zmq.DONTWAIT)
+                self._socket.send_multipart([frames[0].bytes, answer], zmq.DONTWAIT)
             except zmq.ZMQError as error:
                 log.warning("a prefill worker has gone in mid-transfer: %s", error)
 
-    def _land(self, frames: list[memoryview]) -> tuple[int, str]:
-        """Write one message's bytes; returns its number and the complaint, if any."""
-        attempt, number, places = msgpack.unpackb(frames[0], max_ext_len=0, max_array_len=4 * _PIECES_A_MESSAGE)
-        if not isinstance(attempt, str) or type(number) is not int or len(places) != 2 * (len(frames) - 1):
-            raise ValueError(f"bad header for {len(frames) - 1} pieces")
-        with self._lock:
-            memory = self._open.get(attempt)
-            if memory is None:
-                return number, "this attempt is not open"
-            try:
-                for offset, nbytes, piece in zip(places[::2], places[1::2], frames[1:], strict=True):
-                    if nbytes != len(piece):
-                        raise ValueError(f"{len(piece)} bytes where {nbytes} were announced")
-                    memory.check(offset, nbytes)
-                    self._block[offset : offset + nbytes] = np.frombuffer(piece, dtype=np.uint8)
-                    self._arrived[attempt] += nbytes
-            except OutOfLease as error:
-                return number, str(error)
-        return number, ""
+    def _land(self, frames: Sequence[memoryview]) -> bytes | None:
+        if not frames:
+            raise ValueError("no header")
+        header, payload = Header.decode(frames[0]), frames[1:]
+        sizes = [piece.total for piece in header.pieces]
+        if sizes != [len(frame) for frame in payload]:
+            raise ValueError(f"frames of {[len(frame) for frame in payload]} bytes where {sizes} were announced")
+
+        def write() -> None:
+            for piece, frame in zip(header.pieces, payload, strict=True):
+                there = view(self._block, piece.offset, piece.nbytes, piece.steps)
+                there[...] = np.frombuffer(frame, np.uint8).reshape(there.shape)
+
+        return self._gate.land(header, write)
 
 
 class TcpChannel:
     """Prefill side. `source` is this worker's pool memory, uint8, `(nbytes,)`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], source: np.ndarray, reach: str) -> None:
-        self._reach = reach
+        self._name = secrets.token_bytes(8)
         self._socket = open_socket(context, zmq.DEALER, reach)
         self._socket.set(zmq.SNDHWM, 4 * WINDOW)
+        self._socket.set(zmq.SNDBUF, _BUFFER_BYTES)
         self._socket.connect(reach)
-        self._source = source.data
-        self._next = 0
+        self._flight = Flight(self._socket, reach)
+        self._source = source
 
-    def write(self, attempt: AttemptId, ranges: Sequence[Range]) -> None:
-        """Send with a bounded window; returns when the peer has written all of it."""
-        unanswered: set[int] = set()
-        complaints: list[str] = []
-        for pieces in _messages(ranges):
-            while len(unanswered) >= WINDOW:
-                self._take_answer(unanswered, complaints)
-            if complaints:
-                break
-            unanswered.add(self._next)
-            places = [value for piece in pieces for value in (piece.target, piece.nbytes)]
-            header = msgpack.packb([attempt, self._next, places])
-            views = [self._source[piece.source : piece.source + piece.nbytes] for piece in pieces]
-            self._socket.send_multipart([header, *views], copy=False)
-            self._next += 1
-        while unanswered:
-            self._take_answer(unanswered, complaints)
-        if complaints:
-            raise TransferError(f"the decode worker refused bytes: {complaints[0]}")
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
+        """Send as far as the window allows, and wait for it to move on."""
+        for pieces in messages(ranges, PIECE_BYTES):
+            if not self._flight.wait_room(attempt, cancelled):
+                return
+            header = Header.of(self._name, attempt, self._flight.number(attempt), pieces)
+            self._flight.send(attempt, [header.encode(), *(gathered(self._source, piece).data for piece in pieces)])
 
-    def _take_answer(self, unanswered: set[int], complaints: list[str]) -> None:
-        deadline = time.monotonic() + _SILENCE_S
-        while not self._socket.poll(_POLL_MS):
-            if time.monotonic() > deadline:
-                raise PeerGone(f"{self._reach} has not answered for {_SILENCE_S:g} s")
-        number, complaint = msgpack.unpackb(self._socket.recv())
-        if number not in unanswered:
-            return  # of an earlier attempt that was given up
-        unanswered.discard(number)
-        if complaint:
-            complaints.append(complaint)
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
+        """Until the peer has answered for all."""
+        self._flight.wait(attempt, cancelled)
+
+    def abandon(self, attempt: AttemptId) -> None:
+        """What is on its way will find the attempt closed."""
+        self._flight.forget(attempt)
 
     def close(self) -> None:
         """Close the connection and drop what waits in it."""
         self._socket.close()
-
-
-def _messages(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """The ranges cut into pieces, and the pieces gathered into messages, of at most `PIECE_BYTES` each."""
-    pieces: list[Range] = []
-    room = PIECE_BYTES
-    for source, target, nbytes in ranges:
-        done = 0
-        while done < nbytes:
-            step = min(nbytes - done, room)
-            pieces.append(Range(source + done, target + done, step))
-            done += step
-            room -= step
-            if not room or len(pieces) == _PIECES_A_MESSAGE:
-                yield pieces
-                pieces, room = [], PIECE_BYTES
-    if pieces:
-        yield pieces

@@ -306,7 +306,8 @@ class Reserved:
     slots: tuple[int, ...]
 
 
-Digests = tuple[tuple[int, int, int, int], ...]
+Digests = tuple[int, ...]
+"""Hashes of what a hand-off moved, six numbers each, see `transfer.verify.Digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +315,7 @@ class Landed:
     """Prefill → decode: every byte of the state has been written.
 
     `first_token` was sampled by prefill and already sent to the gateway as index 0. `digests`, where prefill verifies
-    transfers: (decode rank, offset, bytes, xxh3-64) of every range written. `checksum` is over the other fields; make
-    one with `sealed`.
+    transfers, are of all that was written. `checksum` is over the other fields; make one with `sealed`.
     """
 
     attempt: AttemptId
@@ -337,8 +337,7 @@ class Landed:
         digests: Digests = (),
     ) -> Landed:
         """The record with its checksum."""
-        plain = tuple((rank, offset, size, xxh3) for rank, offset, size, xxh3 in digests)
-        fields = (attempt, incarnation, prompt_tokens, first_token, nbytes, plain)
+        fields = (attempt, incarnation, prompt_tokens, first_token, nbytes, digests)
         return cls(*fields, zlib.crc32(repr(fields).encode()))
 
     @property

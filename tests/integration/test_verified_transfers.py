@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zmq
 
 from pools.sizing import Phase
 from tests.fleet import Decoders, Fleet, config_of, fleet, greedy
+from tests.landings import EVERY_MEDIUM
+from tests.stretches import stretches
 from tests.teams import thread_team
 from tests.tiny import VOCAB, make_checkpoint
 from transfer import route
 from transfer.media import open_channel
-from transfer.medium import Channel
+from transfer.medium import Channel, never
 from transfer.plan import Range
+from transfer.reshard import Reshard
 from wire.messages import AttemptId
 
 PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(37)]
@@ -33,10 +37,11 @@ class Weather:
         self.writes = 0
 
     def open(
-        self, medium: str, reach: str, context: zmq.Context[zmq.Socket[bytes]], source: np.ndarray, nbytes: int
+        self, medium: str, reach: str, context: zmq.Context[zmq.Socket[bytes]], source: torch.Tensor, reshard: Reshard
     ) -> Channel:
-        on_the_way = source.copy()
-        return ExposedChannel(open_channel(medium, reach, context, on_the_way, nbytes), source, on_the_way, self)
+        on_the_way = source.clone()
+        channel = open_channel(medium, reach, context, on_the_way, reshard)
+        return ExposedChannel(channel, source.numpy(), on_the_way.numpy(), self)
 
 
 class ExposedChannel:
@@ -45,14 +50,20 @@ class ExposedChannel:
     def __init__(self, inner: Channel, source: np.ndarray, on_the_way: np.ndarray, weather: Weather) -> None:
         self.inner, self.source, self.on_the_way, self.weather = inner, source, on_the_way, weather
 
-    def write(self, attempt: AttemptId, ranges: Sequence[Range]) -> None:
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
         self.on_the_way[:] = self.source
         if ranges and self.weather.writes == self.weather.strike:
-            hit = self.weather.random.choice(ranges)
-            byte = hit.source + self.weather.random.randrange(hit.nbytes)
-            self.on_the_way[byte] ^= 1 << self.weather.random.randrange(8)
+            source, _, nbytes = self.weather.random.choice([piece for item in ranges for piece in stretches(item)])
+            self.on_the_way[source + self.weather.random.randrange(nbytes)] ^= 1 << self.weather.random.randrange(8)
         self.weather.writes += bool(ranges)
         self.inner.write(attempt, ranges)
+        self.inner.wait(attempt)  # the next write changes what this one moves
+
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
+        self.inner.wait(attempt, cancelled)
+
+    def abandon(self, attempt: AttemptId) -> None:
+        self.inner.abandon(attempt)
 
     def close(self) -> None:
         self.inner.close()
@@ -85,7 +96,7 @@ def strikes(made: Fleet, weather: Weather, count: int) -> list[str | None]:
     return reports
 
 
-@pytest.mark.parametrize("transfer", ["shm", "tcp"])
+@pytest.mark.parametrize("transfer", EVERY_MEDIUM)
 @pytest.mark.parametrize("page_size", [8, 16])
 def test_every_flipped_bit_is_caught_and_named(
     checkpoint: Path, weather: Weather, tmp_path: Path, transfer: str, page_size: int

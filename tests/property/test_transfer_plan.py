@@ -8,20 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pools.layout import PoolLayout
-from pools.spec import DType, PagedGroup, Segment, SlotGroup, StateSpec, TensorSpec
+from pools.spec import DType
+from tests.specs import hybrid_spec
+from tests.stretches import stretches
+from transfer.copying import copy, gathered
 from transfer.errors import OutOfLease
-from transfer.plan import LeasedMemory, Range, merge, plan_slots, plan_tokens
+from transfer.plan import LeasedMemory, Range, Repeat, merge, plan_slots, plan_tokens, slices
 from transfer.reshard import Reshard
-
-
-def hybrid_spec(layers: int, kv_heads: int, head_dim: int, dtype: DType, slots: bool) -> StateSpec:
-    kv = tuple(TensorSpec(name, (kv_heads, head_dim), dtype, 0, (Segment("heads", kv_heads),)) for name in ("k", "v"))
-    paged = PagedGroup("attention", tuple(range(0, 2 * layers, 2)), kv)
-    conv = TensorSpec("conv", (6, 3), dtype, 0, (Segment("q", 2), Segment("k", 2), Segment("v", 2)))
-    recurrent = TensorSpec("recurrent", (2, 4, 5), DType.FLOAT32, 0, (Segment("heads", 2),))
-    odd = tuple(range(1, 2 * layers, 2))
-    return StateSpec((paged,), (SlotGroup("delta", odd, (conv, recurrent)),) if slots else ())
-
 
 specs = st.builds(
     hybrid_spec,
@@ -83,11 +76,15 @@ def test_chunk_by_chunk_every_token_arrives(
         sent = upto
     ranges += plan_slots(reshard, [2], [1])
     for item in ranges:
-        lease.check(item.target, item.nbytes)
-        assert item.source >= 0
-        assert item.source + item.nbytes <= source.nbytes
-        there[item.target : item.target + item.nbytes] = here[item.source : item.source + item.nbytes]
-        written[item.target : item.target + item.nbytes] += 1
+        lease.check(item.target, item.nbytes, item.target_steps)
+        for ours, theirs, nbytes in stretches(item):
+            assert ours >= 0
+            assert ours + nbytes <= source.nbytes
+            there[theirs : theirs + nbytes] = here[ours : ours + nbytes]
+            written[theirs : theirs + nbytes] += 1
+    copied = before.copy()
+    copy(here, copied, ranges)
+    assert (copied == there).all()
     assert written.max(initial=0) <= 1
     for token in range(stops[-1]):
         assert token_bytes(there, target, target_pages, token) == token_bytes(here, source, source_pages, token)
@@ -118,20 +115,48 @@ def test_pages_that_do_not_hold_the_tokens_are_refused(
     )
 )
 def test_merging_moves_the_same_bytes(ranges: list[Range]) -> None:
-    def pairs(items: list[Range]) -> list[tuple[int, int]]:
-        return [(item.source + i, item.target + i) for item in items for i in range(item.nbytes)]
-
     merged = merge(ranges)
     assert pairs(merged) == pairs(ranges)
     assert len(merged) <= len(ranges)
+
+
+def pairs(items: list[Range]) -> list[tuple[int, int]]:
+    return [(ours + i, theirs + i) for item in items for ours, theirs, n in stretches(item) for i in range(n)]
+
+
+repeats = st.builds(Repeat, st.integers(2, 3), st.integers(1, 9), st.integers(1, 9))
+any_ranges = st.builds(
+    Range, st.integers(0, 90), st.integers(0, 90), st.integers(1, 40), st.lists(repeats, max_size=2).map(tuple)
+)
+
+
+@given(st.lists(any_ranges, max_size=8), st.integers(1, 50))
+def test_slices_move_the_same_bytes_in_pieces_of_the_size(ranges: list[Range], limit: int) -> None:
+    found = list(slices(ranges, limit))
+    assert pairs([item for piece in found for item in piece]) == pairs(ranges)
+    for piece in found:
+        assert piece
+        alone = len(piece) == 1 and piece[0].repeats
+        assert alone or sum(item.total for item in piece) <= limit
+
+
+@given(any_ranges)
+def test_what_is_gathered_is_what_moves(item: Range) -> None:
+    block = np.random.default_rng(2).integers(0, 256, 200, dtype=np.uint8)
+    expected = np.concatenate([block[ours : ours + n] for ours, _, n in stretches(item)])
+    assert (gathered(block, item) == expected).all()
+    assert item.total == len(expected)
 
 
 @given(
     st.lists(st.integers(0, 9), unique=True, min_size=1, max_size=5),
     st.integers(-50, 2000),
     st.integers(-1, 600),
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(-40, 300)), max_size=2).map(tuple),
 )
-def test_a_lease_is_exactly_its_records(pages: list[int], offset: int, nbytes: int) -> None:
+def test_a_lease_is_exactly_its_records(
+    pages: list[int], offset: int, nbytes: int, steps: tuple[tuple[int, int], ...]
+) -> None:
     layout = PoolLayout.of(hybrid_spec(1, 1, 4, DType.FLOAT32, True), page_size=2, num_pages=10, num_slots=2)
     lease = LeasedMemory(layout, pages, [1])
     mine = {
@@ -139,9 +164,16 @@ def test_a_lease_is_exactly_its_records(pages: list[int], offset: int, nbytes: i
         for page in pages
         for byte in range(layout.page_offset(page), layout.page_offset(page) + layout.page.nbytes)
     } | set(range(layout.slot_offset(1), layout.slot_offset(1) + layout.slot.nbytes))
-    allowed = nbytes > 0 and all(byte in mine for byte in range(offset, offset + nbytes))
-    if allowed:
-        lease.check(offset, nbytes)
+    starts = [offset]
+    for times, step in steps:
+        starts = [start + number * step for start in starts for number in range(times)]
+    inside = all(byte in mine for start in starts for byte in range(start, start + nbytes))
+    try:
+        lease.check(offset, nbytes, steps)
+    except OutOfLease:
+        # What lies in one piece is never refused; what repeats may be where it leaves one region for another.
+        assert steps or not inside or nbytes <= 0
     else:
-        with pytest.raises(OutOfLease):
-            lease.check(offset, nbytes)
+        assert inside
+        assert nbytes > 0
+        assert starts

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pools.layout import Field, PoolLayout
 from pools.spec import DType, PagedGroup, Segment, SlotGroup, StateSpec, TensorSpec, TpRank, share
+from tests.stretches import stretches
 from transfer.plan import LeasedMemory, plan_slots, plan_tokens
 from transfer.reshard import Reshard, cuts
 
@@ -141,10 +142,11 @@ def test_every_rank_gets_its_slices_and_every_byte_is_written_once(
                     ranges += plan_tokens(reshard, source_pages, target_pages, sent, upto)
                 sent = upto
             ranges += plan_slots(reshard, [2], [1])
-            for start, there, nbytes in ranges:
-                lease.check(there, nbytes)
-                block[there : there + nbytes] = blocks[sender.rank][start : start + nbytes]
-                written[there : there + nbytes] += 1
+            for item in ranges:
+                lease.check(item.target, item.nbytes, item.target_steps)
+                for start, there, nbytes in stretches(item):
+                    block[there : there + nbytes] = blocks[sender.rank][start : start + nbytes]
+                    written[there : there + nbytes] += 1
         expected = block_of(target, spec, receiver, tokens, state, target_pages, 1, count)
         assert written.max(initial=0) <= 1
         assert (block == expected).all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket as sockets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,13 +12,14 @@ import zmq
 
 from pools.layout import PoolLayout
 from pools.spec import DType, PagedGroup, Segment, StateSpec, TensorSpec
+from tests.landings import EVERY_MEDIUM, Pair, pair_of, plain
 from transfer.errors import MediumUnusable, TransferError
 from transfer.media import choose_medium, media_of
-from transfer.medium import Channel, Landing
+from transfer.medium import Channel, never
 from transfer.plan import LeasedMemory, Range
 from transfer.segment import Segment as SharedSegment
-from transfer.sender import Drained, Event, Outcomes, Sender, SendFailed, Sent
-from transfer.shm import ShmChannel, ShmLanding
+from transfer.sender import SLICE_BYTES, Drained, Event, Outcomes, Sender, SendFailed, Sent
+from transfer.shm import ShmChannel
 from transfer.tcp import TcpChannel, TcpLanding
 from wire.messages import AttemptId, Incarnation, PeerHello
 
@@ -29,14 +29,10 @@ SPEC = StateSpec((PagedGroup("a", (0, 1), (TensorSpec("k", (2, 64), DType.FLOAT3
 LAYOUT = PoolLayout.of(SPEC, page_size=16, num_pages=64, num_slots=0)
 
 
-@dataclass
-class Pair:
-    """Both ends of one medium: a source block, a target block, and how to connect them."""
-
-    source: np.ndarray
-    target: np.ndarray
-    landing: Landing
-    connect: Callable[[], Channel]
+@pytest.fixture(params=EVERY_MEDIUM)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with pair_of(request.param, plain(LAYOUT)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -44,22 +40,6 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     yield context
     context.destroy(linger=0)
-
-
-@pytest.fixture(params=["shm", "tcp"])
-def pair(request: pytest.FixtureRequest, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Pair]:
-    source = np.random.default_rng(1).integers(0, 256, LAYOUT.nbytes, dtype=np.uint8)
-    landing: Landing
-    if request.param == "shm":
-        segment = SharedSegment.create("test", LAYOUT.nbytes)
-        target = np.frombuffer(segment.memory, dtype=np.uint8)[: LAYOUT.nbytes]
-        landing = ShmLanding(segment)
-        yield Pair(source, target, landing, lambda: ShmChannel(source, landing.reach, LAYOUT.nbytes))
-    else:
-        target = np.zeros(LAYOUT.nbytes, dtype=np.uint8)
-        landing = TcpLanding(context, target, "tcp://127.0.0.1:*")
-        yield Pair(source, target, landing, lambda: TcpChannel(context, source, landing.reach))
-    landing.close()
 
 
 def pages(source: Sequence[int], target: Sequence[int]) -> list[Range]:
@@ -92,6 +72,7 @@ def test_bytes_arrive_and_no_others_change(pair: Pair) -> None:
     pair.landing.open(ONE, LeasedMemory(LAYOUT, [7, 0, 33, 8], []))
     channel = pair.connect()
     channel.write(ONE, ranges)
+    channel.wait(ONE)
     assert (pair.target == expected(pair, ranges)).all()
     assert pair.landing.close_attempt(ONE) in (None, 4 * LAYOUT.page.nbytes)
     channel.close()
@@ -102,6 +83,7 @@ def test_a_range_larger_than_a_message_arrives(pair: Pair) -> None:
     pair.landing.open(ONE, LeasedMemory(LAYOUT, range(64), []))
     channel = pair.connect()
     channel.write(ONE, whole)
+    channel.wait(ONE)
     assert (pair.target == pair.source).all()
     channel.close()
 
@@ -111,6 +93,7 @@ def test_many_small_ranges_arrive(pair: Pair) -> None:
     pair.landing.open(ONE, LeasedMemory(LAYOUT, range(64), []))
     channel = pair.connect()
     channel.write(ONE, ranges)
+    channel.wait(ONE)
     assert (pair.target == expected(pair, ranges)).all()
     channel.close()
 
@@ -118,6 +101,7 @@ def test_many_small_ranges_arrive(pair: Pair) -> None:
 def test_an_empty_write_is_nothing(pair: Pair) -> None:
     channel = pair.connect()
     channel.write(ONE, [])
+    channel.wait(ONE)
     assert not pair.target.any()
     channel.close()
 
@@ -145,16 +129,22 @@ class GatedChannel:
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
 
-    def write(self, attempt: AttemptId, ranges: Sequence[Range]) -> None:
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
         self.entered.release()
         assert self.gate.acquire(timeout=20)
         self._inner.write(attempt, ranges)
+
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
+        self._inner.wait(attempt, cancelled)
+
+    def abandon(self, attempt: AttemptId) -> None:
+        self._inner.abandon(attempt)
 
     def close(self) -> None:
         self._inner.close()
 
 
-def test_a_cancelled_attempt_writes_no_more_than_the_job_in_hand(pair: Pair) -> None:
+def test_a_cancelled_attempt_writes_no_more_than_the_slice_in_hand(pair: Pair) -> None:
     """`Drained` comes after the last write; what follows it never sees a late one."""
     outcomes = Outcomes()
     ranges = pages([0, 1, 2], [0, 1, 2])
@@ -168,7 +158,9 @@ def test_a_cancelled_attempt_writes_no_more_than_the_job_in_hand(pair: Pair) -> 
     assert not outcomes.take()
     channel.gate.release()
     assert wait_for(outcomes, 1) == [Drained(ONE)]
-    assert (pair.target == expected(pair, ranges[:1])).all()
+    pair.landing.close_attempt(ONE)
+    after = pair.target.copy()
+    assert not after[LAYOUT.page.nbytes :].any()
     pair.landing.open(TWO, LeasedMemory(LAYOUT, [9], []))
     sender.write(TWO, pages([9], [9]))
     sender.finish(TWO)
@@ -176,6 +168,43 @@ def test_a_cancelled_attempt_writes_no_more_than_the_job_in_hand(pair: Pair) -> 
     (event,) = wait_for(outcomes, 1)
     assert isinstance(event, Sent)
     assert event.attempt == TWO
+    assert (pair.target == after + expected(pair, pages([9], [9]))).all()
+    sender.close()
+
+
+@pytest.mark.parametrize("small_first", [True, False])
+def test_a_small_hand_off_waits_for_one_slice_of_a_large_one_at_most(small_first: bool) -> None:
+    turns: list[tuple[AttemptId, int]] = []
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.entered, self.gate = threading.Semaphore(0), threading.Semaphore(0)
+
+        def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
+            turns.append((attempt, sum(item.total for item in ranges)))
+            self.entered.release()
+            assert self.gate.acquire(timeout=20)
+
+        def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None: ...
+        def abandon(self, attempt: AttemptId) -> None: ...
+        def close(self) -> None: ...
+
+    outcomes = Outcomes()
+    channel = Recorder()
+    sender = Sender(channel, outcomes.put, "test")
+    jobs = [(ONE, [Range(0, 0, 5 * SLICE_BYTES)]), (TWO, [Range(0, 0, 10)])]
+    for attempt, ranges in reversed(jobs) if small_first else jobs:
+        sender.write(attempt, ranges)
+        sender.finish(attempt)
+        if attempt == ONE and not small_first:
+            assert channel.entered.acquire(timeout=20)
+    for _ in range(6):
+        channel.gate.release()
+    events = wait_for(outcomes, 2)
+    assert [event.attempt for event in events] == [TWO, ONE]
+    assert [attempt for attempt, _ in turns].index(TWO) <= 1
+    assert sum(nbytes for attempt, nbytes in turns if attempt == ONE) == 5 * SLICE_BYTES
+    assert max(nbytes for _, nbytes in turns) == SLICE_BYTES
     sender.close()
 
 
@@ -185,8 +214,12 @@ class BrokenChannel:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def write(self, attempt: AttemptId, ranges: Sequence[Range]) -> None:
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
         raise self._error
+
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None: ...
+
+    def abandon(self, attempt: AttemptId) -> None: ...
 
     def close(self) -> None: ...
 
@@ -210,22 +243,28 @@ def test_a_failed_write_fails_its_attempt_once_and_spares_the_next(error: Except
     sender.close()
 
 
-def test_tcp_refuses_bytes_outside_the_lease(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    target = np.zeros(LAYOUT.nbytes, dtype=np.uint8)
-    source = np.ones(LAYOUT.nbytes, dtype=np.uint8)
-    landing = TcpLanding(context, target, "tcp://127.0.0.1:*")
-    landing.open(ONE, LeasedMemory(LAYOUT, [5], []))
-    channel = TcpChannel(context, source, landing.reach)
-    with pytest.raises(TransferError, match="not in the memory of this lease"):
-        channel.write(ONE, pages([0], [6]))
-    with pytest.raises(TransferError, match="not open"):
-        channel.write(TWO, pages([0], [5]))
-    landing.close_attempt(ONE)
-    with pytest.raises(TransferError, match="not open"):
-        channel.write(ONE, pages([0], [5]))
-    assert not target.any()
-    channel.close()
-    landing.close()
+@pytest.mark.parametrize("medium", ["tcp", "collective"])
+def test_bytes_outside_the_lease_are_refused(medium: str) -> None:
+    with pair_of(medium, plain(LAYOUT)) as pair:
+        pair.landing.open(ONE, LeasedMemory(LAYOUT, [5], []))
+        channel = pair.connect()
+        with pytest.raises(TransferError, match="not in the memory of this lease"):
+            move(channel, ONE, pages([0], [6]))
+        with pytest.raises(TransferError, match="not open"):
+            move(channel, TWO, pages([0], [5]))
+        pair.landing.close_attempt(ONE)
+        with pytest.raises(TransferError, match="not open"):
+            move(channel, ONE, pages([0], [5]))
+        assert not pair.target.any()
+        channel.close()
+
+
+def move(channel: Channel, attempt: AttemptId, ranges: Sequence[Range]) -> None:
+    try:
+        channel.write(attempt, ranges)
+        channel.wait(attempt)
+    finally:
+        channel.abandon(attempt)
 
 
 def test_tcp_survives_nonsense(context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -248,6 +287,7 @@ def test_tcp_survives_nonsense(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     landing.open(ONE, LeasedMemory(LAYOUT, [5], []))
     channel = TcpChannel(context, source, landing.reach)
     channel.write(ONE, pages([0], [5]))
+    channel.wait(ONE)
     assert target.sum() == LAYOUT.page.nbytes
     channel.close()
     nonsense.close(linger=0)
