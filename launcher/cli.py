@@ -111,6 +111,17 @@ def plan(role: str | None, as_json: bool, **values: Any) -> None:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Show what this machine offers and which transfer back ends work here, and why others do not."""
+    from rich.console import Console
+
+    from launcher.doctor import run
+
+    run(as_json, Console())
+
+
+@main.command()
 @click.argument("gguf", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 def convert(gguf: Path, folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ def unusable() -> str | None:
 
 def _agent(name: str) -> Any:
     """A NIXL agent with UCX. Raises MediumUnusable."""
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # it would speak on standard output
     try:
         from nixl._api import nixl_agent, nixl_agent_config
 
