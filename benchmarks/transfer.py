@@ -6,8 +6,8 @@ The state is a hybrid model's: K and V of 24 layers x 2 heads x 128 in bf16, pag
 sides, and recurrent states of 18 layers (convolution 6144 x 3 in bf16, recurrence 16 x 128 x 128 in fp32). The
 landing lives in a process of its own. Baselines, in the same run on the same bytes: a copy by one thread within one
 process (scattered as the pages are, and in one stretch), plain TCP sockets, plain Gloo send and recv of one buffer,
-NIXL and Mooncake used by hand where they are installed. A warm-up round precedes the measured ones, which take turns,
-so that a slow spell of the machine hits all alike.
+NIXL and Mooncake used by hand where they are installed. Each of ours is measured beside its baseline: a
+warm-up round, then rounds in which they take turns, so that a slow spell of the machine hits both alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +48,17 @@ ATTEMPT = AttemptId("bench")
 PAGE = 16
 SEED = 3
 SAID = "bench: "
+GROUPS = (
+    ("memcpy scattered", "memcpy in one stretch", "shm"),
+    ("plain sockets", "tcp"),
+    ("plain Gloo", "collective"),
+    ("NIXL by hand", "nixl"),
+    ("NIXL by hand", "shm"),
+    ("NIXL by hand", "tcp"),
+    ("Mooncake by hand", "shm"),
+    ("Mooncake by hand", "tcp"),
+)
+"""What is measured side by side, in a process of its own: some of them keep the cores busy while they wait."""
 
 
 def spec() -> StateSpec:
@@ -301,33 +312,36 @@ def mooncake(item: Item, source: np.ndarray) -> Contender:
     return Contender("Mooncake by hand", move, other.block, close=other.close)
 
 
-def contenders(item: Item, source: np.ndarray) -> list[Contender]:
-    found = copies(item, source)
-    makers: list[tuple[str, Callable[[], Contender]]] = [
-        *((medium, lambda medium=medium: media_contender(medium, item, source)) for medium in MEDIA),  # type: ignore[misc]
-        ("plain sockets", lambda: sockets(item, source)),
-        ("plain Gloo", lambda: gloo(item, source)),
-        ("NIXL by hand", lambda: nixl_by_hand(item, source)),
-        ("Mooncake by hand", lambda: mooncake(item, source)),
-    ]
-    for name, make in makers:
-        reason = unusable(name) if name in MEDIA else None
-        try:
-            if reason is None:
-                found.append(make())
-        except ImportError as error:
-            reason = str(error)
-        if reason:
-            print(f"{name}: left out, {reason}", file=sys.stderr)
-    return found
+def make(name: str, item: Item, source: np.ndarray) -> Contender:
+    """A contender by name. Raises ImportError where it is not installed."""
+    by_hand = {
+        "plain sockets": sockets,
+        "plain Gloo": gloo,
+        "NIXL by hand": nixl_by_hand,
+        "Mooncake by hand": mooncake,
+    }
+    scattered, stretch = copies(item, source)
+    if name in by_hand:
+        return by_hand[name](item, source)
+    if name in MEDIA:
+        if reason := unusable(name):
+            raise ImportError(reason)
+        return media_contender(name, item, source)
+    return scattered if name == scattered.name else stretch
 
 
-def measure(item: Item, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every round, by contender."""
+def measure(names: Sequence[str], tokens: int, repeats: int) -> dict[str, float]:
+    """Median seconds of each, which take turns."""
+    item = Item(tokens)
     source = np.random.default_rng(1).integers(0, 256, item.layout.nbytes, dtype=np.uint8)
     expected = np.zeros_like(source)
     copy(source, expected, item.ranges())
-    found = contenders(item, source)
+    found = []
+    for name in names:
+        try:
+            found.append(make(name, item, source))
+        except ImportError as error:
+            print(f"{name}: left out, {error}", file=sys.stderr)
     seconds: dict[str, list[float]] = {contender.name: [] for contender in found}
     for number in range(repeats + 1):
         for contender in found:
@@ -341,7 +355,7 @@ def measure(item: Item, repeats: int) -> dict[str, list[float]]:
         good = source[: item.nbytes] if contender.contiguous else expected
         assert (contender.target[: len(good)] == good).all(), f"{contender.name} moved wrong bytes"
         contender.close()
-    return seconds
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def main() -> None:
@@ -349,26 +363,44 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096, 32768])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--group", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--serve", nargs=3, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if options.serve:
         serve(options.serve[0], int(options.serve[1]), options.serve[2])
-        return
-    torch.set_num_threads(1)
+    elif options.group:
+        say(json.dumps(measure(options.group.split(","), options.tokens[0], options.repeats)))
+        os._exit(0)  # libraries' threads have nothing more to say
+    else:
+        report(options.tokens, options.repeats, options.json)
+
+
+def report(sizes: Sequence[int], repeats: int, file: Path | None) -> None:
     results = []
-    for tokens in options.tokens:
+    for tokens in sizes:
         item = Item(tokens)
-        medians = {name: statistics.median(taken) for name, taken in measure(item, options.repeats).items()}
-        table = Table(
-            "way", "ms", "GB/s", "x memcpy scattered", title=f"{tokens} tokens, {item.nbytes / 2**20:.0f} MiB"
-        )
-        for name, took in medians.items():
-            ratio = medians["memcpy scattered"] / took
-            table.add_row(name, f"{took * 1e3:.2f}", f"{item.nbytes / took / 1e9:.2f}", f"{ratio:.2f}")
-            results.append({"tokens": tokens, "way": name, "bytes": item.nbytes, "seconds": took})
+        title = f"{tokens} tokens, {item.nbytes / 2**20:.0f} MiB"
+        table = Table("way", "ms", "GB/s", "beside", "times as fast", title=title, title_justify="left")
+        for group in GROUPS:
+            command = [sys.executable, __file__, "--group", ",".join(group), "--tokens", str(tokens)]
+            ran = subprocess.run([*command, "--repeats", str(repeats)], stdout=subprocess.PIPE, text=True, check=True)
+            (said,) = (line for line in ran.stdout.splitlines() if line.startswith(SAID))
+            medians: dict[str, float] = json.loads(said.removeprefix(SAID))
+            baseline = group[0]
+            if baseline not in medians:  # it is not installed
+                continue
+            for name, took in medians.items():
+                ratio = medians[baseline] / took
+                beside = "" if name == baseline else baseline
+                table.add_row(name, f"{took * 1e3:.2f}", f"{item.nbytes / took / 1e9:.2f}", beside, f"{ratio:.2f}")
+                results.append(
+                    {"tokens": tokens, "way": name, "bytes": item.nbytes, "seconds": took,
+                     "beside": baseline, "ratio": ratio}
+                )  # fmt: skip
         Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2))
+    if file:
+        file.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

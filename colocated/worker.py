@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """`computed` counts prompt tokens, `generated` the answer's."""
+    """`computed` counts prompt tokens, `generated` the answer's in this attempt."""
 
     task: PrefillTask
     deadline: float
@@ -64,7 +64,7 @@ class _Request:
 
     @property
     def needed_tokens(self) -> int:
-        return self.prompt_tokens + self.task.sampling.max_tokens - 1
+        return self.prompt_tokens + self.task.sampling.max_tokens - self.task.generated - 1
 
     @property
     def held(self) -> Lease:
@@ -212,13 +212,13 @@ class ColocatedWorker:
         """Report new tokens, and end the requests they finish."""
         tokens: list[Token] = []
         for item, sampled in results:
-            attempt, index = item.task.attempt, item.generated
+            attempt, index = item.task.attempt, item.task.generated + item.generated
             if sampled is None:
                 self._fail(item, NOT_FINITE)
                 continue
             finish = item.task.sampling.finish(sampled.token_id, index)
             tokens.append(Token(attempt, index, sampled.token_id, sampled.logprob, sampled.top, finish))
-            item.last_token, item.generated = sampled.token_id, index + 1
+            item.last_token, item.generated = sampled.token_id, item.generated + 1
             if finish is not None:
                 self._end(attempt)
         self._gateway.send_tokens(tokens)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """`peer_endpoint` is where prefill workers dial in."""
+    """`peer_endpoint` is where prefill workers dial in. `reuse`: keep pages for requests that begin with the same."""
 
     name: str
     gateway: str
     peer_endpoint: str
+    reuse: bool = True

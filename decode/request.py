@@ -14,11 +14,12 @@ A lease that ends in RESERVED is fenced until prefill is quiet, where prefill wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from decode.peers import PrefillPeer
 from pools.lease import Lease
+from pools.prefix import chain_of
 from transfer.handoff import ALLOWED as HANDOFF_TABLE
 from transfer.handoff import HandoffState
 from wire.life import Life
@@ -52,22 +53,28 @@ ALLOWED: dict[DecodeState, frozenset[DecodeState]] = {
 
 @dataclass(eq=False, slots=True)
 class DecodeRequest:
-    """`peer` is who asked for memory for it, once someone has; `generated` counts tokens, the first included."""
+    """`peer` is who asked for memory for it, once someone has. `chain` names the whole pages of the task's tokens.
+
+    `tokens` are those sampled in this attempt, prefill's first one included; `overtaken` counts requests behind it
+    that got memory before it did.
+    """
 
     task: DecodeTask
+    chain: tuple[bytes, ...]
     deadline: float
     life: Life[DecodeState]
     handoff: Life[HandoffState]
     peer: PrefillPeer | None = None
     lease: Lease | None = None
-    last_token: int = -1
-    generated: int = 0
+    overtaken: int = 0
+    tokens: list[int] = field(default_factory=list)
 
     @classmethod
-    def start(cls, task: DecodeTask, now: float) -> DecodeRequest:
-        """A request that has just been announced."""
+    def start(cls, task: DecodeTask, page_size: int, now: float) -> DecodeRequest:
+        """A request that has just been announced; `page_size` is that of this worker, 0 to share no pages."""
         return cls(
             task=task,
+            chain=chain_of(task.token_ids, page_size) if page_size else (),
             deadline=now + task.deadline_s,
             life=Life(ALLOWED, DecodeState.QUEUED, now),
             handoff=Life(HANDOFF_TABLE, HandoffState.WAITING, now),
@@ -91,11 +98,25 @@ class DecodeRequest:
         return self.lease
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens that prefill computes: the prompt's, and those of earlier attempts."""
+        return len(self.task.token_ids)
+
+    @property
+    def index(self) -> int:
+        """The index, in the whole answer, of the next token."""
+        return self.task.generated + len(self.tokens)
+
+    @property
     def stored_tokens(self) -> int:
-        """Tokens in its cache: the prompt and all it generated but the newest, which the next step stores."""
-        return self.task.prompt_tokens + self.generated - 1
+        """Tokens in its cache: all but the newest, which the next step stores."""
+        return self.prompt_tokens + len(self.tokens) - 1
 
     @property
     def needed_tokens(self) -> int:
         """Tokens that its lease must hold in the end: the newest token of the answer is never stored."""
-        return self.task.prompt_tokens + self.task.sampling.max_tokens - 1
+        return self.prompt_tokens + self.task.sampling.max_tokens - self.task.generated - 1
+
+    def stored_chain(self, page_size: int) -> tuple[bytes, ...]:
+        """Names of the whole pages whose content is final."""
+        return chain_of((*self.task.token_ids, *self.tokens[:-1]), page_size)

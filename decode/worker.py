@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 
 import zmq
 
-from decode.admission import Room, admit, join
+from decode.admission import MAX_OVERTAKEN, join
 from decode.config import DecodeConfig
 from decode.engine import DecodeEngine, Work
+from decode.handover import Handovers
 from decode.peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest, DecodeState
 from models.sampling import NOT_FINITE
 from pools.errors import RequestTooLong
-from pools.lease import Lease, Shortage
+from pools.lease import Lease
 from pools.pools import Pools
 from ranks.errors import RankLostError
 from ranks.reports import hello_of, load_of
@@ -86,9 +87,9 @@ class DecodeWorker:
         """Ended requests whose memory prefill may still be writing."""
         self._early_asks: dict[AttemptId, tuple[PrefillPeer, Ask, float]] = {}
         """Asks that overtook their task, and when they came."""
-        self._handoffs = 0
-        self._handoff_bytes = 0
-        self._damaged_handoffs = 0
+        # Whole pages may be shared where state is paged; 0 where none is.
+        self._shared_page_size = served.plan.page_size if config.reuse and served.plan.max_pages_per_request else 0
+        self._handovers = Handovers(config.name, incarnation, served.plan.page_size)
         self._next_sweep = 0.0
         self._loop = Loop()
         self._inbox = ListenLink(context, config.peer_endpoint)
@@ -166,7 +167,7 @@ class DecodeWorker:
         if task.attempt in self.requests or task.attempt in self._fenced:
             log.warning("attempt %s came twice; the second is ignored", task.attempt)
             return
-        request = DecodeRequest.start(task, now)
+        request = DecodeRequest.start(task, self._shared_page_size, now)
         try:
             self.pools.pages_for(request.needed_tokens)
         except (RequestTooLong, ValueError) as error:
@@ -186,8 +187,8 @@ class DecodeWorker:
         if request.peer is not None or request.task.prefill_incarnation != peer.incarnation:
             return
         request.peer = peer
-        if ask.prompt_tokens != request.task.prompt_tokens:
-            text = f"prefill has {ask.prompt_tokens} prompt tokens, decode was told {request.task.prompt_tokens}"
+        if ask.prompt_tokens != request.prompt_tokens:
+            text = f"prefill has {ask.prompt_tokens} prompt tokens, decode was told {request.prompt_tokens}"
             self._fail(request, Fault.OURS, text, now)
         else:
             self._asked[request.attempt] = request
@@ -197,23 +198,15 @@ class DecodeWorker:
         request = self.requests.get(landed.attempt)
         if request is None or request.peer is not peer or request.state is not DecodeState.RESERVED:
             return
-        arrived = peer.landing.close_attempt(landed.attempt)
-        if not landed.intact or landed.incarnation != peer.incarnation:
-            self._fail(request, Fault.OURS, "the hand-off's record is damaged", now)
-        elif landed.prompt_tokens != request.task.prompt_tokens or arrived not in (None, landed.nbytes):
-            text = f"the hand-off is incomplete: {arrived} of {landed.nbytes} bytes, {landed.prompt_tokens} tokens"
-            self._fail(request, Fault.OURS, text, now)
-        elif damage := peer.landing.damage(landed.digests):
-            self._damaged_handoffs += 1
-            self._fail(request, Fault.OURS, f"the hand-off was damaged on its way: {damage}", now)
-        else:
-            request.life.move(DecodeState.READY, now)
-            request.handoff.move(HandoffState.LANDED, now)
-            request.last_token, request.generated = landed.first_token, 1
-            self._ready[request.attempt] = request
-            self._handoffs += 1
-            self._handoff_bytes += landed.nbytes
-            self._inbox.send(peer.address, Taken(landed.attempt))
+        if problem := self._handovers.problem(request, peer, landed):
+            self._fail(request, Fault.OURS, problem, now)
+            return
+        request.life.move(DecodeState.READY, now)
+        request.handoff.move(HandoffState.LANDED, now)
+        request.tokens.append(landed.first_token)
+        self._ready[request.attempt] = request
+        self._inbox.send(peer.address, Taken(landed.attempt))
+        self._gateway.send(self._handovers.take(request, landed))
 
     def on_quiet(self, peer: PrefillPeer, quiet: Quiet, now: float) -> None:
         """Prefill will write nothing more for the attempt: free what was fenced, or end what it gave up."""
@@ -242,34 +235,40 @@ class DecodeWorker:
     # Memory.
 
     def _admit(self, now: float) -> None:
-        """Reserve for the asked, in order, as far as memory goes, and tell prefill where to write."""
-        if not self._asked:
-            return
-        stats = self.pools.stats()
-        free = Room(stats.rows.free, stats.pages.free, stats.slots.free)
-        slots = self.pools.slots_per_request
-        needs = [Room(1, self.pools.pages_for(item.needed_tokens), slots) for item in self._asked.values()]
-        for request in list(self._asked.values())[: admit(needs, free)]:
-            lease = self.pools.reserve(request.attempt, request.needed_tokens)
-            if isinstance(lease, Shortage):
-                raise RuntimeError(f"admitted {request.attempt}, but the pool {lease}")
-            self._reserve(request, lease, now)
+        """Reserve for the asked as far as memory goes, and tell prefill where to write.
+
+        In order, but for a few: what does not fit may be overtaken so often, and then nobody passes it any more.
+        """
+        waiting: list[DecodeRequest] = []
+        for request in list(self._asked.values()):
+            lease = self.pools.reserve(request.attempt, request.needed_tokens, request.chain)
+            if isinstance(lease, Lease):
+                del self._asked[request.attempt]
+                self._reserve(request, lease, now)
+                for other in waiting:
+                    other.overtaken += 1
+            elif request.overtaken < MAX_OVERTAKEN:
+                waiting.append(request)
+            else:
+                return
 
     def _reserve(self, request: DecodeRequest, lease: Lease, now: float) -> None:
         peer = request.peer
         if peer is None:
             raise RuntimeError(f"{request.attempt} has memory, but nobody asked for it")
-        del self._asked[request.attempt]
         request.lease = lease
         request.life.move(DecodeState.RESERVED, now)
         request.handoff.move(HandoffState.RESERVED, now)
+        self._team.wipe(lease)
         self._team.bind(lease)
         peer.landing.open(request.attempt, lease)
-        self._inbox.send(peer.address, Reserved(request.attempt, lease.pages, lease.slots))
+        held = len(lease.shared) * self.storage.layout.page_size
+        self._inbox.send(peer.address, Reserved(request.attempt, lease.token_pages, lease.slots, held))
 
     def _release(self, request: DecodeRequest) -> None:
-        """The lease of an ended request becomes free."""
-        self._team.wipe(self.pools.release(request.held))
+        """The lease of an ended request becomes free; what it has written stays for requests that begin alike."""
+        chain = request.stored_chain(self._shared_page_size) if request.tokens and self._shared_page_size else ()
+        self._team.wipe(self.pools.release(request.held, chain))
 
     def _fence(self, request: DecodeRequest, peer: PrefillPeer, why: str, now: float) -> None:
         """End a hand-off that prefill may be in the middle of: free the memory only when it cannot be written."""
@@ -318,10 +317,10 @@ class DecodeWorker:
             if token is None:
                 self._fail(request, Fault.OURS, NOT_FINITE, now)
                 continue
-            index = request.generated
+            index = request.index
             finish = request.task.sampling.finish(token.token_id, index)
             tokens.append(Token(request.attempt, index, token.token_id, token.logprob, token.top, finish))
-            request.last_token, request.generated = token.token_id, index + 1
+            request.tokens.append(token.token_id)
             if finish is not None:
                 self._forget(request, DecodeState.DONE, now)
                 self._release(request)
@@ -330,7 +329,7 @@ class DecodeWorker:
 
     def _work(self, request: DecodeRequest) -> Work:
         row = self.pools.check(request.held).row
-        return Work(row, request.last_token, request.stored_tokens, request.task.sampling)
+        return Work(row, request.tokens[-1], request.stored_tokens, request.task.sampling)
 
     # Ends.
 
@@ -379,7 +378,7 @@ class DecodeWorker:
             self.pools,
             waiting=len(self.requests) - running,
             running=running,
-            handoffs=self._handoffs,
-            handoff_bytes=self._handoff_bytes,
-            damaged_handoffs=self._damaged_handoffs,
+            handoffs=self._handovers.count,
+            handoff_bytes=self._handovers.nbytes,
+            damaged_handoffs=self._handovers.damaged,
         )

@@ -105,9 +105,11 @@ def _tasks(record: Record, pair: Pair) -> list[tuple[Member, Message]]:
     """What to send to whom for the record's latest attempt."""
     left = record.deadline - time.monotonic()
     prefill, decode = pair.prefill, pair.decode
+    token_ids = (*record.prompt, *record.tokens)
     first = PrefillTask(
         attempt=record.attempt,
-        token_ids=record.prompt,
+        token_ids=token_ids,
+        generated=len(record.tokens),
         sampling=record.sampling,
         deadline_s=left,
         decode_worker=decode.name if decode else "",
@@ -118,7 +120,8 @@ def _tasks(record: Record, pair: Pair) -> list[tuple[Member, Message]]:
         return [(prefill, first)]
     second = DecodeTask(
         attempt=record.attempt,
-        prompt_tokens=len(record.prompt),
+        token_ids=token_ids,
+        generated=len(record.tokens),
         sampling=record.sampling,
         deadline_s=left,
         prefill_worker=prefill.name,

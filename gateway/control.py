@@ -16,7 +16,18 @@ from gateway.journal import Journal
 from gateway.members import Member, Members
 from gateway.streams import Streams
 from wire.links import ListenLink
-from wire.messages import PROTOCOL_VERSION, Bye, Failed, Hello, Incarnation, Load, Message, Tokens, Welcome
+from wire.messages import (
+    PROTOCOL_VERSION,
+    Bye,
+    Failed,
+    HandedOver,
+    Hello,
+    Incarnation,
+    Load,
+    Message,
+    Tokens,
+    Welcome,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +57,7 @@ class Control:
             Bye: self.on_bye,
             Tokens: self.on_tokens,
             Failed: self.on_failed,
+            HandedOver: self.on_handed_over,
         }
 
     async def run(self) -> None:
@@ -103,6 +115,11 @@ class Control:
     def on_failed(self, _peer: bytes, failed: Failed) -> None:
         """End an attempt."""
         self._streams.fail(failed.attempt, from_fault(failed.fault, failed.text))
+
+    def on_handed_over(self, _peer: bytes, report: HandedOver) -> None:
+        """Note what a hand-off was."""
+        if self._members.find(report.worker, report.incarnation) is not None:
+            self._journal.on_handed_over(report)
 
     def _lost(self, member: Member, why: str) -> None:
         log.warning("%s worker %r %s", member.hello.role.value, member.name, why)

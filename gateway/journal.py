@@ -5,14 +5,16 @@ The journal also counts how many attempts each worker holds; routing asks for th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.errors import QueueFull
 from gateway.members import Member
 from gateway.router import Pair
-from wire.messages import AttemptId, Sampling, Token
+from wire.messages import AttemptId, HandedOver, Sampling, Token
+
+_RECENT = 256
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class Record:
     """A prompt, the answer's tokens so far, and who works on it.
 
     `index`: the prompt's place in the HTTP request. `deadline`: seconds, monotonic. `holders`: the workers that still
-    have a part of the attempt to do. `finished_at`: the index of the token that ended the answer.
+    have a part of the attempt to do. `finished_at`: the index of the token that ended the answer. `handoffs`: what
+    decode has reported of each hand-off, the latest attempt's last.
     """
 
     response_id: str
@@ -33,6 +36,12 @@ class Record:
     pair: Pair | None = None
     holders: set[str] = field(default_factory=set)
     finished_at: int | None = None
+    handoffs: list[HandedOver] = field(default_factory=list)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose state decode still held, so that it did not have to move."""
+        return min(self.handoffs[0].cached_tokens, len(self.prompt)) if self.handoffs else 0
 
     @property
     def request_id(self) -> str:
@@ -46,10 +55,11 @@ class Record:
 
 
 class Journal:
-    """The open records by request id, at most `limit`."""
+    """The open records by request id, at most `limit`, and the last few that have been closed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.recent: deque[Record] = deque(maxlen=_RECENT)
         self._records: dict[str, Record] = {}
         self._open: Counter[str] = Counter()
 
@@ -80,11 +90,18 @@ class Journal:
         if tokens[-1].finish is not None:
             record.finished_at = tokens[-1].index
 
+    def on_handed_over(self, report: HandedOver) -> None:
+        """Note a hand-off of an open record's latest attempt."""
+        record = self._records.get(report.attempt.rpartition("/")[0])
+        if record is not None and record.attempt == report.attempt:
+            record.handoffs.append(report)
+
     def close(self, record: Record) -> bool:
         """Strike a record out. False when it was not open."""
         if self._records.pop(record.request_id, None) is None:
             return False
         self._release(record, *record.holders)
+        self.recent.append(record)
         return True
 
     def held_by(self, worker: Member) -> list[Record]:

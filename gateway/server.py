@@ -25,7 +25,7 @@ from gateway.config import GatewayConfig
 from gateway.control import Control
 from gateway.errors import ApiError, Broken, NoSuchRoute, StartError, WrongMethod
 from gateway.events import dumps
-from gateway.journal import Journal
+from gateway.journal import Journal, Record
 from gateway.members import Member, Members
 from gateway.router import why_unready
 from gateway.serving import Serving
@@ -72,7 +72,7 @@ async def _serve(
     members, journal, streams = Members(config.silence_s), Journal(config.max_queue), Streams()
     control = Control(config.control_endpoint, config.heartbeat_s, members, journal, streams)
     attempts = Attempts(members, journal, streams, control.send)
-    app = make_app(Serving(config, tokenizer, attempts), members)
+    app = make_app(Serving(config, tokenizer, attempts), members, journal)
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_app(serving: Serving, members: Members) -> FastAPI:
+def make_app(serving: Serving, members: Members, journal: Journal) -> FastAPI:
     """The routes. Errors of every kind have OpenAI's shape."""
     app = FastAPI(openapi_url=None)
     model = {
@@ -152,6 +152,10 @@ def make_app(serving: Serving, members: Members) -> FastAPI:
         reason = why_unready(members)
         body = {"ready": reason is None, "reason": reason, "workers": [_described(member) for member in members]}
         return _json(body, 200 if reason is None else 503)
+
+    @app.get("/debug/requests")
+    async def requests() -> Response:
+        return _json({"recent": [_retold(record) for record in journal.recent]})
 
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:
@@ -182,6 +186,28 @@ def _described(member: Member) -> dict[str, Any]:
         "max_request_tokens": member.hello.capacity.max_request_tokens,
         "incarnation": member.incarnation,
         "load": asdict(load) if load else None,
+    }
+
+
+def _retold(record: Record) -> dict[str, Any]:
+    """What became of a request, and what its hand-offs cost."""
+    return {
+        "id": record.request_id,
+        "prompt_tokens": len(record.prompt),
+        "completion_tokens": len(record.tokens),
+        "cached_tokens": record.cached_tokens,
+        "attempts": record.attempts,
+        "finished": record.finished_at is not None,
+        "handoffs": [
+            {
+                "decode": report.worker,
+                "bytes": report.nbytes,
+                "cached_tokens": report.cached_tokens,
+                "wire_seconds": report.wire_s,
+                "unhidden_seconds": report.unhidden_s,
+            }
+            for report in record.handoffs
+        ],
     }
 
 

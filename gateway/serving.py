@@ -171,7 +171,13 @@ async def _whole(pieces: AsyncGenerator[Delta, None], count: int) -> list[Delta]
     return [join(part) for part in parts]
 
 
-def _usage(records: Sequence[Record]) -> dict[str, int]:
+def _usage(records: Sequence[Record]) -> dict[str, Any]:
     prompt = sum(len(record.prompt) for record in records)
     answer = sum(len(record.tokens) for record in records)
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    cached = sum(record.cached_tokens for record in records)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

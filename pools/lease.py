@@ -11,12 +11,19 @@ class Lease:
 
     `holder` is the attempt's id. `pages` stand in token order; `slots` are the request's own and then its tracking
     slots. A model without paged layers leaves `pages` empty, one without recurrent layers leaves `slots` empty.
+    `shared` are the pages before those, of a prefix that others may read too: never written.
     """
 
     holder: str
     row: int
     pages: tuple[int, ...]
     slots: tuple[int, ...]
+    shared: tuple[int, ...] = ()
+
+    @property
+    def token_pages(self) -> tuple[int, ...]:
+        """All pages in token order."""
+        return self.shared + self.pages
 
 
 @dataclass(frozen=True, slots=True)

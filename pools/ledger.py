@@ -86,6 +86,12 @@ class Ledger:
         """Held numbers become free. Raises DoubleRelease, ForeignRelease."""
         self._move(indexes, holder, State.HELD, State.FREE)
 
+    def pass_on(self, indexes: Sequence[int], holder: str, to: str) -> None:
+        """Held numbers get another holder. Raises DoubleRelease, ForeignRelease."""
+        self._move(indexes, holder, State.HELD, State.HELD)
+        for index in indexes:
+            self._holder[index] = to
+
     def fence(self, indexes: Sequence[int], holder: str) -> None:
         """Held numbers become fenced: given up, but not free yet. Raises DoubleRelease, ForeignRelease."""
         self._move(indexes, holder, State.HELD, State.FENCED)

@@ -1,13 +1,15 @@
 """The request pool (rows), the page pool and the slot pool of one worker, and every lease on them.
 
-reserve ──▶ held lease ──release──▶ free
+reserve ──▶ held lease ──release──▶ free, or kept: pages whose content may serve again
               │
               └──fence──▶ fenced lease ──unfence──▶ free
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pools.errors import (
     AuditFailed,
@@ -21,15 +23,17 @@ from pools.errors import (
 from pools.lease import Lease, Shortage
 from pools.ledger import Ledger, State, Usage
 from pools.plan import MemoryPlan
+from pools.prefix import HOLDER, PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Use of the three pools."""
+    """Use of the three pools. `kept`: held pages of past requests that no lease reads: as good as free."""
 
     rows: Usage
     pages: Usage
     slots: Usage
+    kept: int
 
 
 class Pools:
@@ -58,6 +62,7 @@ class Pools:
         self._slots = Ledger("slot", num_slots)
         self._held: dict[str, Lease] = {}
         self._fenced: dict[str, Lease] = {}
+        self._prefixes = PrefixCache()
 
     @classmethod
     def from_plan(cls, plan: MemoryPlan) -> Pools:
@@ -89,29 +94,36 @@ class Pools:
             )
         return needed
 
-    def shortage(self, tokens: int) -> Shortage | None:
+    def shortage(self, tokens: int, chain: Sequence[bytes] = ()) -> Shortage | None:
         """What `reserve` would lack now; None when it would succeed. Changes nothing. Raises as `pages_for`."""
+        shared = self._prefixes.match(chain)
+        free = self._pages.usage.free + self._prefixes.spare_without(shared)
         lacking = Shortage(
             rows=max(0, 1 - self._rows.usage.free),
-            pages=max(0, self.pages_for(tokens) - self._pages.usage.free),
+            pages=max(0, self.pages_for(tokens) - len(shared) - free),
             slots=max(0, self.slots_per_request - self._slots.usage.free),
         )
         return lacking if lacking.rows or lacking.pages or lacking.slots else None
 
-    def reserve(self, holder: str, tokens: int) -> Lease | Shortage:
+    def reserve(self, holder: str, tokens: int, chain: Sequence[bytes] = ()) -> Lease | Shortage:
         """Take everything that a request of `tokens` tokens needs, or nothing.
 
-        Raises SecondLease, and as `pages_for`.
+        `chain` names the whole pages of tokens that the request begins with (`pools.prefix.chain_of`): those that are
+        kept are shared. Raises SecondLease, and as `pages_for`.
         """
         if holder in self._held or holder in self._fenced:
             kind = "a fenced" if holder in self._fenced else "a"
             raise SecondLease(f"{holder!r} has {kind} lease and asks for another")
-        if shortage := self.shortage(tokens):
+        if shortage := self.shortage(tokens, chain):
             return shortage
+        shared = self._prefixes.pin(chain)
+        needed = self.pages_for(tokens) - len(shared)
+        evicted = self._prefixes.evict(max(0, needed - self._pages.usage.free))
+        self._pages.release(evicted, HOLDER)
         (row,) = self._taken(self._rows, 1, holder)
-        pages = self._taken(self._pages, self.pages_for(tokens), holder)
+        pages = self._taken(self._pages, needed, holder)
         slots = self._taken(self._slots, self.slots_per_request, holder)
-        lease = Lease(holder, row, pages, slots)
+        lease = Lease(holder, row, pages, slots, shared)
         self._held[holder] = lease
         return lease
 
@@ -122,13 +134,21 @@ class Pools:
             raise UseAfterRelease(f"{lease.holder!r} uses a lease (row {lease.row}) that it no longer holds")
         return lease
 
-    def release(self, lease: Lease) -> Lease:
-        """All of `lease` becomes free. Returns it (for `Storage.wipe`). Raises DoubleRelease, ForeignRelease."""
+    def release(self, lease: Lease, chain: Sequence[bytes] = ()) -> Lease:
+        """All of `lease` becomes free, but for whole pages that `chain` names: those are kept, if they are new.
+
+        Returns it with what has become free (for `Storage.wipe`). Raises DoubleRelease, ForeignRelease.
+        """
         self._give_up(lease)
         self._rows.release((lease.row,), lease.holder)
-        self._pages.release(lease.pages, lease.holder)
         self._slots.release(lease.slots, lease.holder)
-        return lease
+        self._prefixes.unpin(lease.shared)
+        own = lease.pages[: max(0, len(chain) - len(lease.shared))]
+        kept = self._prefixes.keep(chain, own) if own else ()
+        self._pages.pass_on(kept, lease.holder, HOLDER)
+        freed = tuple(page for page in lease.pages if page not in set(kept)) if kept else lease.pages
+        self._pages.release(freed, lease.holder)
+        return replace(lease, pages=freed) if kept else lease
 
     def fence(self, lease: Lease) -> None:
         """The request has ended, but a remote writer might still write to its memory: nobody gets any of it.
@@ -154,11 +174,12 @@ class Pools:
         self._rows.unfence((lease.row,), holder)
         self._pages.unfence(lease.pages, holder)
         self._slots.unfence(lease.slots, holder)
+        self._prefixes.unpin(lease.shared)
         return lease
 
     def stats(self) -> PoolStats:
         """Free, held and fenced of each pool. Changes nothing."""
-        return PoolStats(self._rows.usage, self._pages.usage, self._slots.usage)
+        return PoolStats(self._rows.usage, self._pages.usage, self._slots.usage, self._prefixes.spare)
 
     def audit(self) -> None:
         """Check every invariant: the ledgers, and that the leases account for all that is not free.
@@ -167,8 +188,12 @@ class Pools:
         """
         leases = [*self._held.values(), *self._fenced.values()]
         self._audit(self._rows, leases, [(lease.row,) for lease in leases])
-        self._audit(self._pages, leases, [lease.pages for lease in leases])
+        cache = Lease(HOLDER, -1, tuple(self._prefixes.pages), ())
+        self._audit(self._pages, [*leases, cache], [lease.pages for lease in (*leases, cache)])
         self._audit(self._slots, leases, [lease.slots for lease in leases])
+        readers = Counter(page for lease in leases for page in lease.shared)
+        if readers != self._prefixes.pins or not readers.keys() <= set(cache.pages):
+            raise AuditFailed(f"leases read {dict(readers)} of the prefix cache; it counts {self._prefixes.pins}")
 
     def _audit(self, ledger: Ledger, leases: list[Lease], leased: list[tuple[int, ...]]) -> None:
         ledger.audit()

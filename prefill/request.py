@@ -53,7 +53,10 @@ ALLOWED: dict[PrefillState, frozenset[PrefillState]] = {
 
 @dataclass(eq=False, slots=True)
 class PrefillRequest:
-    """`computed` and `sent` count prompt tokens; `pages` and `slots` are decode's, in token order."""
+    """`computed` and `sent` count prompt tokens; `pages` and `slots` are decode's, in token order.
+
+    `computed_at`: when the last chunk was done.
+    """
 
     task: PrefillTask
     peer: Peer
@@ -67,6 +70,7 @@ class PrefillRequest:
     computed: int = 0
     sent: int = 0
     first_token: int = -1
+    computed_at: float = 0.0
 
     @classmethod
     def start(cls, task: PrefillTask, peer: Peer, now: float) -> PrefillRequest:

@@ -198,10 +198,11 @@ class PrefillWorker:
             and all(0 <= slot < target.num_slots for slot in reserved.slots)
             and len(reserved.pages) * target.page_size >= (request.prompt_tokens if target.page.nbytes else 0)
             and bool(reserved.slots) == bool(target.slot.nbytes)
+            and 0 <= reserved.held_tokens <= request.prompt_tokens
         ):
             self._fail(request, Fault.OURS, f"{peer.worker} reserved memory that cannot hold the prompt", now)
             return
-        request.pages, request.slots = reserved.pages, reserved.slots
+        request.pages, request.slots, request.sent = reserved.pages, reserved.slots, reserved.held_tokens
         request.life.move(PrefillState.MATCHED, now)
         request.handoff.move(HandoffState.RESERVED, now)
 
@@ -288,13 +289,14 @@ class PrefillWorker:
         if sampled is None:
             self._fail(request, Fault.OURS, NOT_FINITE, now)
             return []
-        request.first_token = sampled.token_id
-        finish = request.task.sampling.finish(sampled.token_id, 0)
+        request.first_token, request.computed_at = sampled.token_id, now
+        index = request.task.generated
+        finish = request.task.sampling.finish(sampled.token_id, index)
         if finish is None:
             request.life.move(PrefillState.SENDING, now)
         else:
             self._end(request, PrefillState.ABORTED, now)
-        return [Token(request.attempt, 0, sampled.token_id, sampled.logprob, sampled.top, finish)]
+        return [Token(request.attempt, index, sampled.token_id, sampled.logprob, sampled.top, finish)]
 
     # Outcomes of the sender threads.
 
@@ -317,14 +319,16 @@ class PrefillWorker:
             return
         request.handoff.move(HandoffState.LANDED, now)
         request.peer.send(
-            Landed.sealed(
+            Landed(
                 request.attempt,
                 self._incarnation,
                 request.prompt_tokens,
                 request.first_token,
                 sent.nbytes,
-                sent.digests,
-            )
+                wire_s=sent.seconds,
+                unhidden_s=now - request.computed_at,
+                digests=sent.digests,
+            ).sealed()
         )
         self._handoffs += 1
         self._handoff_bytes += sent.nbytes

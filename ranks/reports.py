@@ -41,7 +41,7 @@ def load_of(
         waiting=waiting,
         running=running,
         free_rows=stats.rows.free,
-        free_pages=stats.pages.free,
+        free_pages=stats.pages.free + stats.kept,
         free_slots=stats.slots.free,
         handoffs=handoffs,
         handoff_bytes=handoff_bytes,

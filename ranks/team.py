@@ -66,8 +66,8 @@ class Team:
 
     def bind(self, lease: Lease) -> None:
         """A request has memory: fill its row's tables."""
-        self.served.storage.bind(lease.row, lease.pages, lease.slots)
-        self._tell(BindRow(lease.row, lease.pages, lease.slots))
+        self.served.storage.bind(lease.row, lease.token_pages, lease.slots)
+        self._tell(BindRow(lease.row, lease.token_pages, lease.slots))
 
     def clear(self, lease: Lease) -> None:
         """Before a request's first chunk: its recurrent state at zero."""
@@ -75,7 +75,7 @@ class Team:
         self._tell(ClearSlots(lease.slots))
 
     def wipe(self, lease: Lease) -> None:
-        """The lease's memory has become free."""
+        """The lease's memory has become free, or had been kept of another request until now."""
         self.served.storage.wipe(lease.pages, lease.slots)
         if self.served.storage.poison:
             self._tell(WipeMemory(lease.pages, lease.slots))

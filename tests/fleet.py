@@ -7,7 +7,7 @@ things happen. The gateway's part is played by `Fleet` itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from wire.messages import (
     Cancel,
     DecodeTask,
     Failed,
+    HandedOver,
     Hello,
     Incarnation,
     Load,
@@ -49,6 +50,8 @@ from wire.messages import (
 )
 
 PATIENCE_S = 60.0
+MARGIN = 1e-3
+"""Between the two best candidates: below it, rounding may choose."""
 
 
 def greedy(max_tokens: int, **changes: object) -> Sampling:
@@ -135,6 +138,7 @@ class Fleet:
         self.workers: list[Worker] = []
         self.hellos: dict[str, tuple[bytes, Hello]] = {}
         self.loads: dict[str, Load] = {}
+        self.reports: dict[str, HandedOver] = {}
         self.answers: dict[str, Answer] = {}
         self.max_running_seen = 0
 
@@ -156,12 +160,18 @@ class Fleet:
         return worker
 
     def add_decode(
-        self, served: Served, segment: Segment | None, *, transfer: str, followers: Followers | None = None
+        self,
+        served: Served,
+        segment: Segment | None,
+        *,
+        transfer: str,
+        followers: Followers | None = None,
+        reuse: bool = True,
     ) -> DecodeWorker:
         """Start a decode worker; its pools lie in `segment`, if it is to offer shm."""
         name = f"decode-{len(self.workers)}"
         landings = landings_of(self.context, served, segment, transfer)
-        config = DecodeConfig(name, self._gateway.endpoint, f"ipc://{self._directory}/{name}")
+        config = DecodeConfig(name, self._gateway.endpoint, f"ipc://{self._directory}/{name}", reuse)
         team = Team(served, followers)
         worker = DecodeWorker(config, team, Incarnation(f"{name}-1"), self.context, landings)
         self.workers.append(worker)
@@ -196,7 +206,7 @@ class Fleet:
         attempt = AttemptId(f"{name}/0")
         self.answers[name] = Answer()
         if colocated := self.of(Role.COLOCATED):
-            task = PrefillTask(attempt, tuple(prompt), sampling, deadline_s, "", Incarnation(""), "")
+            task = PrefillTask(attempt, tuple(prompt), 0, sampling, deadline_s, "", Incarnation(""), "")
             self.send(colocated[0].worker, task)
             return
         prefills, decodes = self.of(Role.PREFILL), self.of(Role.DECODE)
@@ -204,12 +214,19 @@ class Fleet:
         self.send(
             prefill.worker,
             PrefillTask(
-                attempt, tuple(prompt), sampling, deadline_s, decode.worker, decode.incarnation, decode.peer_endpoint
+                attempt,
+                tuple(prompt),
+                0,
+                sampling,
+                deadline_s,
+                decode.worker,
+                decode.incarnation,
+                decode.peer_endpoint,
             ),
         )
         self.send(
             decode.worker,
-            DecodeTask(attempt, len(prompt), sampling, deadline_s, prefill.worker, prefill.incarnation),
+            DecodeTask(attempt, tuple(prompt), 0, sampling, deadline_s, prefill.worker, prefill.incarnation),
         )
 
     def cancel(self, name: str) -> None:
@@ -240,6 +257,8 @@ class Fleet:
                     assert token.index not in answer.tokens, f"{token} came twice"
                     answer.tokens[token.index] = token
                     answer.senders.append(message.worker)
+            case HandedOver():
+                self.reports[message.attempt.rsplit("/", 1)[0]] = message
             case Failed():
                 self.answers[message.attempt.rsplit("/", 1)[0]].failed = message
 
@@ -267,13 +286,29 @@ class Fleet:
     @staticmethod
     def _idle(worker: Worker) -> bool:
         stats = worker.pools.stats()
-        return all(usage.held == usage.fenced == 0 for usage in (stats.rows, stats.pages, stats.slots))
+        return all(usage.held == usage.fenced == 0 for usage in (stats.rows, stats.slots)) and (
+            (stats.pages.held, stats.pages.fenced) == (stats.kept, 0)
+        )
 
     def close(self) -> None:
         """Close every socket and thread."""
         for worker in self.workers:
             worker.close()
         self._gateway.close()
+
+
+def assert_equal(answers: Mapping[str, Answer], reference: Mapping[str, Answer]) -> None:
+    """Equal tokens up to the first close call; and enough of them were compared for that to mean something."""
+    compared = 0
+    for name, answer in answers.items():
+        assert answer.failed is None, f"{name}: {answer.failed}"
+        for index, token in sorted(reference[name].tokens.items()):
+            if token.top[0][1] - token.top[1][1] < MARGIN:
+                break
+            assert answer.tokens[index].token_id == token.token_id, f"{name}, token {index}"
+            compared += 1
+    wanted = sum(len(reference[name].tokens) for name in answers)
+    assert compared > 0.9 * wanted, f"only {compared} of {wanted} tokens have a margin over {MARGIN}"
 
 
 @contextmanager

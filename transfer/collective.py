@@ -39,10 +39,10 @@ from transfer.plan import LeasedMemory, Range, Steps
 from wire.links import open_socket
 from wire.messages import AttemptId
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 8 << 20
 _JOIN_S = 10.0
 _POLL_MS = 100
-_BUFFERS = 2
+_BUFFERS = 3
 _NAME_BYTES = 16
 _DECODE, _PREFILL = 0, 1
 _LEAVE_S = 1.0
@@ -105,10 +105,12 @@ def _view(block: torch.Tensor, offset: int, nbytes: int, steps: Steps) -> torch.
     return block.as_strided(shape, strides, block.storage_offset() + offset)
 
 
-def _payload(block: torch.Tensor, pieces: Sequence[Range]) -> torch.Tensor:
-    """What the pieces move, end to end: a view of the block where it is one stretch, a copy where not."""
+def _payload(block: torch.Tensor, pieces: Sequence[Range], stage: torch.Tensor) -> torch.Tensor:
+    """What the pieces move, end to end: a view of the block if it is one stretch, else gathered in `stage`."""
     found = [_view(block, piece.source, piece.nbytes, piece.source_steps).reshape(-1) for piece in pieces]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    if len(found) == 1:
+        return found[0]
+    return torch.cat(found, out=stage[: sum(len(part) for part in found)])
 
 
 class CollectiveLanding:
@@ -296,6 +298,8 @@ class _Pair:
         name = secrets.token_bytes(_NAME_BYTES)
         self._name = name
         self._count = 0
+        # Used in turns: whatever is unanswered still has its own.
+        self._stages = torch.empty(WINDOW + 1, PIECE_BYTES, dtype=torch.uint8, device=device)
         self._sending: deque[tuple[c10d.Work, torch.Tensor]] = deque()
         door = open_socket(context, zmq.DEALER, reach.door)
         door.connect(reach.door)
@@ -319,7 +323,7 @@ class _Pair:
     def send(self, attempt: AttemptId, pieces: Sequence[Range], source: torch.Tensor) -> None:
         """The header, and the bytes behind it: straight out of the pools where they are one stretch."""
         header = Header.of(self._name, attempt, self.flight.number(attempt), pieces)
-        payload = _payload(source, pieces)
+        payload = _payload(source, pieces, self._stages[self._count % len(self._stages)])
         self.flight.send(attempt, [header.encode()])
         try:
             self._sending.append((self._group.send([payload], _DECODE, self._count), payload))

@@ -17,7 +17,7 @@ from transfer.plan import LeasedMemory, Range
 from wire.links import open_socket
 from wire.messages import AttemptId
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20
 _BUFFER_BYTES = 4 << 20
 _POLL_MS = 100
 

@@ -8,6 +8,7 @@
     prefill ── Ask ───────▶ decode      decode ── Reserved ──────────────────▶ prefill     per hand-off
     prefill ── Landed ────▶ decode      decode ── Taken ─────────────────────▶ prefill
     prefill ── Quiet ─────▶ decode      decode ── Abort ─────────────────────▶ prefill     when it ends early
+                                        decode ── HandedOver ────────────────▶ gateway     the report of it
 
 Each is a frozen dataclass; `wire.codec` turns it into msgpack and back and checks types. The handler of message
 `Reserved` is a method `on_reserved`. Ids: an *attempt* is one try at serving a request; an *incarnation* is one
@@ -17,7 +18,7 @@ start of one process, and whatever belongs to an older one is dropped.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NewType, Protocol
 
@@ -182,13 +183,15 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTask:
-    """Gateway → prefill or colocated worker: compute this prompt; hand off to that decode worker.
+    """Gateway → prefill or colocated worker: compute these tokens; hand off to that decode worker.
 
-    The three `decode_*` fields are empty for a colocated worker, which decodes itself. `deadline_s`: seconds left.
+    The last `generated` of `token_ids` belong to the answer already: an earlier attempt got so far. The three
+    `decode_*` fields are empty for a colocated worker, which decodes itself. `deadline_s`: seconds left.
     """
 
     attempt: AttemptId
     token_ids: tuple[int, ...]
+    generated: int
     sampling: Sampling
     deadline_s: float
     decode_worker: str
@@ -198,10 +201,14 @@ class PrefillTask:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """Gateway → decode worker: expect this request from that prefill worker, then decode it."""
+    """Gateway → decode worker: expect this request from that prefill worker, then decode it.
+
+    `token_ids` and `generated` are those of the `PrefillTask`.
+    """
 
     attempt: AttemptId
-    prompt_tokens: int
+    token_ids: tuple[int, ...]
+    generated: int
     sampling: Sampling
     deadline_s: float
     prefill_worker: str
@@ -299,11 +306,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Decode → prefill: a lease is taken; write to these pages (in token order) and slots."""
+    """Decode → prefill: a lease is taken; write to these pages (in token order) and slots.
+
+    The first `held_tokens` tokens are there already, in pages that must not be written.
+    """
 
     attempt: AttemptId
     pages: tuple[int, ...]
     slots: tuple[int, ...]
+    held_tokens: int
 
 
 Digests = tuple[int, ...]
@@ -314,7 +325,8 @@ Digests = tuple[int, ...]
 class Landed:
     """Prefill → decode: every byte of the state has been written.
 
-    `first_token` was sampled by prefill and already sent to the gateway as index 0. `digests`, where prefill verifies
+    `first_token` was sampled by prefill and already sent to the gateway. `wire_s`: for how long bytes were moving;
+    `unhidden_s`: how much of that came after the last chunk was computed. `digests`, where prefill verifies
     transfers, are of all that was written. `checksum` is over the other fields; make one with `sealed`.
     """
 
@@ -323,29 +335,20 @@ class Landed:
     prompt_tokens: int
     first_token: int
     nbytes: int
+    wire_s: float
+    unhidden_s: float
     digests: Digests
-    checksum: int
+    checksum: int = 0
 
-    @classmethod
-    def sealed(
-        cls,
-        attempt: AttemptId,
-        incarnation: Incarnation,
-        prompt_tokens: int,
-        first_token: int,
-        nbytes: int,
-        digests: Digests = (),
-    ) -> Landed:
+    def sealed(self) -> Landed:
         """The record with its checksum."""
-        fields = (attempt, incarnation, prompt_tokens, first_token, nbytes, digests)
-        return cls(*fields, zlib.crc32(repr(fields).encode()))
+        fields = tuple(getattr(self, name) for name in self.__slots__ if name != "checksum")
+        return replace(self, checksum=zlib.crc32(repr(fields).encode()))
 
     @property
     def intact(self) -> bool:
         """Whether the checksum fits the fields."""
-        return self == Landed.sealed(
-            self.attempt, self.incarnation, self.prompt_tokens, self.first_token, self.nbytes, self.digests
-        )
+        return self == self.sealed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +356,22 @@ class Taken:
     """Decode → prefill: the hand-off is complete; prefill may release its lease."""
 
     attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Decode → gateway, before the attempt's next token: what the hand-off was, in bytes, tokens and seconds.
+
+    `cached_tokens` were here already and did not move.
+    """
+
+    worker: str
+    incarnation: Incarnation
+    attempt: AttemptId
+    nbytes: int
+    cached_tokens: int
+    wire_s: float
+    unhidden_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,5 +395,5 @@ class Quiet:
 
 Message = (
     Hello | Welcome | Load | Bye | PrefillTask | DecodeTask | Cancel | Tokens | Failed
-    | PeerHello | PeerWelcome | PeerRefused | Ask | Reserved | Landed | Taken | Abort | Quiet
+    | HandedOver | PeerHello | PeerWelcome | PeerRefused | Ask | Reserved | Landed | Taken | Abort | Quiet
 )  # fmt: skip

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from pools.sizing import Phase
-from tests.fleet import Answer, Decoders, Fleet, config_of, fleet, greedy
+from tests.fleet import MARGIN, Answer, Decoders, Fleet, assert_equal, config_of, fleet, greedy
 from tests.tiny import CONFIGS, VOCAB, make_checkpoint, oracle_logits
 from wire.messages import Role
 
-MARGIN = 1e-3
 CHUNKS = (1, 4, 32, 512)
 PAGES = (1, 8, 16)
 LENGTHS = tuple(range(1, 41))
@@ -76,20 +75,6 @@ def pair_of(made: Fleet, decoders: Decoders, checkpoint: Path, chunk: int, pages
     served, segment = decoders.served(config_of(checkpoint, page_size=pages[1]), Phase.DECODE, shared=by != "tcp")
     made.add_decode(served, segment, transfer=by)
     made.wait_for_all()
-
-
-def assert_equal(answers: Mapping[str, Answer], reference: Mapping[str, Answer]) -> None:
-    """Equal tokens up to the first close call; and enough of them were compared for that to mean something."""
-    compared = 0
-    for name, answer in answers.items():
-        assert answer.failed is None, f"{name}: {answer.failed}"
-        for index, token in sorted(reference[name].tokens.items()):
-            if token.top[0][1] - token.top[1][1] < MARGIN:
-                break
-            assert answer.tokens[index].token_id == token.token_id, f"{name}, token {index}"
-            compared += 1
-    wanted = sum(len(reference[name].tokens) for name in answers)
-    assert compared > 0.9 * wanted, f"only {compared} of {wanted} tokens have a margin over {MARGIN}"
 
 
 def test_colocated_equals_transformers(checkpoint: Path, reference: dict[str, Answer]) -> None:

@@ -67,6 +67,7 @@ def test_completion_whole(cell: Cell) -> None:
     answered = len(cell.gateway.reply)
     assert body["usage"] == {
         "prompt_tokens": len(prompt), "completion_tokens": answered, "total_tokens": len(prompt) + answered,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
     first, second = cell.prefill.await_message(PrefillTask), cell.decode.await_message(DecodeTask)
     assert isinstance(first, PrefillTask)

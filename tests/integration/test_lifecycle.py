@@ -241,13 +241,15 @@ def test_the_ask_may_overtake_the_task(pair: Pair) -> None:
     made.finish()
     made.answers["early"] = Answer()
     task = PrefillTask(
-        attempt, tuple(PROMPT), greedy(6), 60.0, decode.worker, decode.incarnation, decode.peer_endpoint
+        attempt, tuple(PROMPT), 0, greedy(6), 60.0, decode.worker, decode.incarnation, decode.peer_endpoint
     )
     made.send(prefill.worker, task)
     for _ in range(50):
         made.turn()
     assert pair.prefill_state("early") is PrefillState.QUEUED
-    made.send(decode.worker, DecodeTask(attempt, len(PROMPT), greedy(6), 60.0, prefill.worker, prefill.incarnation))
+    made.send(
+        decode.worker, DecodeTask(attempt, tuple(PROMPT), 0, greedy(6), 60.0, prefill.worker, prefill.incarnation)
+    )
     made.finish()
     assert made.answers["early"].token_ids == made.answers["plain"].token_ids
     made.settle()
@@ -259,9 +261,11 @@ def test_messages_for_another_incarnation_change_nothing(pair: Pair) -> None:
     prefill, decode = made.of(Role.PREFILL)[0], made.of(Role.DECODE)[0]
     attempt = AttemptId("stale/0")
     made.answers["stale"] = Answer()
-    made.send(decode.worker, DecodeTask(attempt, len(PROMPT), greedy(6), 60.0, prefill.worker, Incarnation("former")))
+    made.send(
+        decode.worker, DecodeTask(attempt, tuple(PROMPT), 0, greedy(6), 60.0, prefill.worker, Incarnation("former"))
+    )
     task = PrefillTask(
-        attempt, tuple(PROMPT), greedy(6), 60.0, decode.worker, decode.incarnation, decode.peer_endpoint
+        attempt, tuple(PROMPT), 0, greedy(6), 60.0, decode.worker, decode.incarnation, decode.peer_endpoint
     )
     made.send(prefill.worker, task)
     for _ in range(50):

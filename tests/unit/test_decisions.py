@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.admission import Room, admit, join
+from decode.admission import join
 from prefill.scheduler import plan_step
 
 counts = st.integers(0, 50)
-rooms = st.builds(Room, rows=st.integers(0, 5), pages=counts, slots=st.integers(0, 5))
 
 
 @given(st.lists(st.integers(1, 2000), max_size=12), st.integers(1, 600))
@@ -22,21 +21,6 @@ def test_a_step_is_filled_in_order(remaining: list[int], chunk_size: int) -> Non
     for index, share in enumerate(tokens):
         if share:
             assert tokens[:index] == remaining[:index]
-
-
-@given(st.lists(rooms, max_size=8), rooms)
-def test_admission_takes_the_longest_prefix_that_fits(waiting: list[Room], free: Room) -> None:
-    count = admit(waiting, free)
-
-    def fits(needs: list[Room]) -> bool:
-        return (
-            sum(need.rows for need in needs) <= free.rows
-            and sum(need.pages for need in needs) <= free.pages
-            and sum(need.slots for need in needs) <= free.slots
-        )
-
-    assert fits(waiting[:count])
-    assert count == len(waiting) or not fits(waiting[: count + 1])
 
 
 @given(counts, counts, st.integers(1, 50))
