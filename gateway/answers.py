@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.attempts import Attempts
 from gateway.detokenise import Vocabulary
-from gateway.errors import DeadlinePassed
+from gateway.errors import AttemptLost, DeadlinePassed
 from gateway.journal import Record
 from gateway.stops import Stops
 from gateway.streams import Inbox
@@ -88,8 +88,11 @@ async def deltas(attempts: Attempts, inbox: Inbox, answers: Sequence[Answer]) ->
         while waiting:
             for stream in await inbox.take():
                 answer = waiting[stream.record.index]
-                # An attempt that was lost raises here: this is where the record's next one would start.
-                tokens = stream.take()
+                try:
+                    tokens = stream.take()
+                except AttemptLost as lost:
+                    attempts.replay(answer.record, inbox, lost)
+                    continue
                 delta = answer.feed(tokens)
                 attempts.note(answer.record, delta.tokens)
                 if delta.finish is not None:

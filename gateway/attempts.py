@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.errors import BadRequest, NoRoom
+from gateway.config import RetryLimits
+from gateway.errors import AttemptLost, BadRequest, NoRoom
 from gateway.journal import Journal, Record
 from gateway.members import Member, Members
 from gateway.router import Pair, choose, pairs, why_unready
@@ -14,11 +17,21 @@ from wire.messages import Cancel, DecodeTask, Incarnation, Message, PrefillTask,
 
 Send = Callable[[Member, Message], bool]
 
+_LOOK_AGAIN_S = 0.1
+
+log = logging.getLogger(__name__)
+
 
 class Attempts:
-    """Starts and ends attempts: in the journal, in the streams and at the workers."""
+    """Starts and ends attempts: in the journal, in the streams and at the workers.
 
-    def __init__(self, members: Members, journal: Journal, streams: Streams, send: Send) -> None:
+    A lost attempt is replayed: the next one begins with the prompt and the tokens so far, on any pair. Draws depend
+    on (seed, position) alone, so it goes on as the lost one would have.
+    """
+
+    def __init__(self, members: Members, journal: Journal, streams: Streams, send: Send, limits: RetryLimits) -> None:
+        self._retries = limits.retries
+        self._patience_s = limits.patience_s
         self._members = members
         self._journal = journal
         self._streams = streams
@@ -51,19 +64,45 @@ class Attempts:
     def open(self, record: Record, inbox: Inbox) -> None:
         """Enter a record and start its first attempt. Raises QueueFull or NoRoom."""
         self._journal.open(record)
-        self.start(record, inbox)
+        self._start(record, inbox)
 
-    def start(self, record: Record, inbox: Inbox) -> None:
+    def replay(self, record: Record, inbox: Inbox, lost: AttemptLost) -> None:
+        """Begin the next attempt where the lost one stood, now or when a pair is there again.
+
+        Raises NoRoom when the record has lost too many.
+        """
+        record.failures += lost.counts
+        if record.failures > self._retries:
+            raise NoRoom(f"{record.failures} attempts have failed, the last because {lost.text}", code=lost.code)
+        log.warning("replaying %s from token %d: %s", record.request_id, len(record.tokens), lost.text)
+        self._stop(record)
+        self._start_soon(record, inbox, lost, time.monotonic() + self._patience_s)
+
+    def _start_soon(self, record: Record, inbox: Inbox, lost: AttemptLost, until: float) -> None:
+        """Start, or try again in a moment, as long as somebody waits for the record."""
+        if not self._journal.is_open(record):
+            return
+        try:
+            self._start(record, inbox)
+        except NoRoom as error:
+            if self._closing is not None or time.monotonic() > until:
+                inbox.fail(NoRoom(f"{lost.text}, and {error.text}", code=error.code))
+            else:
+                asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._start_soon, record, inbox, lost, until)
+
+    def _start(self, record: Record, inbox: Inbox) -> None:
         """Start the record's next attempt with the best pair there is now. Raises NoRoom when there is none."""
-        total = len(record.prompt) + record.sampling.max_tokens
-        pair = choose(self._ready(), len(record.prompt), total, self._journal.open_requests)
+        prompt, total = len(record.prompt) + len(record.tokens), len(record.prompt) + record.sampling.max_tokens
+        pair = choose(self._ready(), prompt, total, self._journal.open_requests, record.pair)
         if pair is None:
             raise NoRoom("the workers that could hold this request have left; try again")
         self._journal.assign(record, pair)
         self._streams.open(record, inbox)
         for worker, task in _tasks(record, pair):
             if not self._send(worker, task):
-                raise NoRoom(f"{worker.hello.role.value} worker {worker.name!r} does not take requests; try again")
+                lost = f"{worker.hello.role.value} worker {worker.name!r} does not take requests"
+                self._streams.fail(record.attempt, AttemptLost(lost))
+                return
 
     def note(self, record: Record, tokens: Sequence[Token]) -> None:
         """These tokens of the record go to its client."""
@@ -71,14 +110,17 @@ class Attempts:
 
     def end(self, record: Record) -> None:
         """Nobody waits for the record any more. Workers that may still be at work are told. May be called again."""
-        if not self._journal.close(record):
-            return
+        if self._journal.close(record):
+            self._stop(record)
+
+    def _stop(self, record: Record) -> None:
+        """The latest attempt is over, whatever its workers think."""
         self._streams.close(record.attempt)
         if record.pair is None:
             return
         # What ended by itself needs no cancel, save that the first token comes from prefill: decode has not seen it.
-        at_work = {None: record.pair.workers, 0: record.pair.workers[1:]}.get(record.finished_at, ())
-        for worker in at_work:
+        at_work = {None: record.pair.workers, record.begun_with: record.pair.workers[1:]}
+        for worker in at_work.get(record.finished_at, ()):
             # It may have dialled again since the attempt began, and have another address now.
             self._send(self._members.find(worker.name, worker.incarnation) or worker, Cancel(record.attempt))
 

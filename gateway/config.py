@@ -7,6 +7,14 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """How often an attempt that was lost is followed by another, and how long a pair is waited for then."""
+
+    retries: int = 3
+    patience_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """`model_path` is a folder with tokenizer.json and config.json; no weights are read.
 
@@ -26,3 +34,10 @@ class GatewayConfig:
     max_queue: int = 1024
     max_body_bytes: int = 16 << 20
     stop_within_s: int = 2
+    retries: int = 3
+    patience_s: float = 60.0
+
+    @property
+    def retry_limits(self) -> RetryLimits:
+        """Of what an attempt that is lost leads to."""
+        return RetryLimits(self.retries, self.patience_s)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import zmq
 
-from gateway.errors import NoRoom, StartError, from_fault
+from gateway.errors import AttemptLost, StartError, from_fault
 from gateway.journal import Journal
 from gateway.members import Member, Members
 from gateway.streams import Streams
@@ -124,8 +124,7 @@ class Control:
     def _lost(self, member: Member, why: str) -> None:
         log.warning("%s worker %r %s", member.hello.role.value, member.name, why)
         for record in self._journal.held_by(member):
-            error = NoRoom(f"{member.hello.role.value} worker {member.name!r} {why}; try again")
-            self._streams.fail(record.attempt, error)
+            self._streams.fail(record.attempt, AttemptLost(f"{member.hello.role.value} worker {member.name!r} {why}"))
 
     def _receive(self) -> None:
         if self._link.socket.closed:

@@ -9,9 +9,11 @@ GatewayError
     │   ├── WrongMethod   405
     │   └── BodyTooLarge  413
     ├── NoRoom            503  nobody can serve it now; try again
-    │   └── QueueFull     429
+    │   ├── QueueFull     429
+    │   └── AttemptLost   503  this attempt is over; the next one may do better, and is begun if there is one left
     ├── DeadlinePassed    504
     ├── Broken            500  our fault
+    ├── Aborted           499  somebody asked for its end
     └── ClientGone        499  nobody is left to be told
 """
 
@@ -107,6 +109,21 @@ class QueueFull(NoRoom):
     kind = "rate_limit_error"
 
 
+class AttemptLost(NoRoom):
+    """An attempt was lost with its worker, or by a fault of ours. `counts`: against the limit on attempts."""
+
+    def __init__(self, text: str, *, counts: bool = True) -> None:
+        super().__init__(text, code="attempt_lost")
+        self.counts = counts
+
+
+class Aborted(ApiError):  # noqa: N818
+    """`POST /v1/abort` named this request."""
+
+    status = 499
+    kind = "aborted"
+
+
 class DeadlinePassed(ApiError):  # noqa: N818
     """The answer did not come in time."""
 
@@ -124,9 +141,12 @@ class ClientGone(ApiError):  # noqa: N818
     status = 499
 
 
-_BY_FAULT: dict[Fault, type[ApiError]] = {Fault.REQUEST: BadRequest, Fault.NO_ROOM: NoRoom, Fault.OURS: Broken}
-
-
 def from_fault(fault: Fault, text: str) -> ApiError:
-    """The error that a worker's `Failed` means to the client."""
-    return _BY_FAULT[fault](text)
+    """What a worker's `Failed` means."""
+    match fault:
+        case Fault.REQUEST:
+            return BadRequest(text)
+        case Fault.NO_ROOM:
+            return NoRoom(text)
+        case Fault.OURS | Fault.LEAVING:
+            return AttemptLost(text, counts=fault is Fault.OURS)

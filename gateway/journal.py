@@ -22,7 +22,8 @@ class Record:
     """A prompt, the answer's tokens so far, and who works on it.
 
     `index`: the prompt's place in the HTTP request. `deadline`: seconds, monotonic. `holders`: the workers that still
-    have a part of the attempt to do. `finished_at`: the index of the token that ended the answer. `handoffs`: what
+    have a part of the attempt to do. `begun_with`: how many tokens earlier attempts have brought. `failures`: the
+    attempts that were lost and count. `finished_at`: the index of the token that ended the answer. `handoffs`: what
     decode has reported of each hand-off, the latest attempt's last.
     """
 
@@ -33,6 +34,8 @@ class Record:
     deadline: float
     tokens: list[int] = field(default_factory=list)
     attempts: int = 0
+    begun_with: int = 0
+    failures: int = 0
     pair: Pair | None = None
     holders: set[str] = field(default_factory=set)
     finished_at: int | None = None
@@ -78,6 +81,7 @@ class Journal:
         """Begin the record's next attempt, with this pair."""
         self._release(record, *record.holders)
         record.attempts += 1
+        record.begun_with = len(record.tokens)
         record.pair = pair
         record.holders = {worker.name for worker in pair.workers}
         self._open.update(record.holders)
@@ -95,6 +99,10 @@ class Journal:
         record = self._records.get(report.attempt.rpartition("/")[0])
         if record is not None and record.attempt == report.attempt:
             record.handoffs.append(report)
+
+    def is_open(self, record: Record) -> bool:
+        """Whether somebody waits for it."""
+        return record.request_id in self._records
 
     def close(self, record: Record) -> bool:
         """Strike a record out. False when it was not open."""
@@ -119,6 +127,6 @@ def _needs(record: Record, worker: Member) -> bool:
     """Prefill is needed until decode has given a token: before that, the hand-off may be under way."""
     if record.pair is None:
         return False
-    handed_over = record.pair.decode is not None and len(record.tokens) > 1
+    handed_over = record.pair.decode is not None and len(record.tokens) > record.begun_with + 1
     needed = record.pair.workers[1:] if handed_over else record.pair.workers
     return any((item.name, item.incarnation) == (worker.name, worker.incarnation) for item in needed)

@@ -64,15 +64,20 @@ def why_unready(members: Iterable[Member]) -> str | None:
     )
 
 
-def choose(ready: Iterable[Pair], prompt: int, total: int, open_requests: Mapping[str, int]) -> Pair | None:
+def choose(
+    ready: Iterable[Pair], prompt: int, total: int, open_requests: Mapping[str, int], tried: Pair | None = None
+) -> Pair | None:
     """The least loaded pair that can hold `prompt` and `total` tokens; None when none can, ever.
 
     `open_requests`: what this gateway itself has given to each worker, which `Load` only shows a heartbeat later.
+    `tried`: the pair that has just failed the request, which is taken again only where there is no other.
     """
+    failed = {worker.incarnation for worker in tried.workers} if tried else set()
 
-    def cost(pair: Pair) -> tuple[float, float, tuple[str, ...]]:
+    def cost(pair: Pair) -> tuple[bool, float, float, tuple[str, ...]]:
         busy = [_busy(worker, open_requests) for worker in pair.workers]
-        return max(busy), sum(busy) / len(busy), tuple(worker.name for worker in pair.workers)
+        again = {worker.incarnation for worker in pair.workers} == failed
+        return again, max(busy), sum(busy) / len(busy), tuple(worker.name for worker in pair.workers)
 
     fitting = [pair for pair in ready if prompt <= pair.max_prompt and total <= pair.max_total]
     return min(fitting, key=cost, default=None)

@@ -71,7 +71,7 @@ async def _serve(
 ) -> None:
     members, journal, streams = Members(config.silence_s), Journal(config.max_queue), Streams()
     control = Control(config.control_endpoint, config.heartbeat_s, members, journal, streams)
-    attempts = Attempts(members, journal, streams, control.send)
+    attempts = Attempts(members, journal, streams, control.send, config.retry_limits)
     app = make_app(Serving(config, tokenizer, attempts), members, journal)
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -55,7 +55,7 @@ class Stream:
     def __init__(self, record: Record, inbox: Inbox) -> None:
         self.record = record
         self._inbox = inbox
-        self._next = 0
+        self._next = record.begun_with
         self._limit = record.sampling.max_tokens
         self._early: dict[int, Token] = {}
         self._ready: list[Token] = []

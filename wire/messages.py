@@ -46,11 +46,15 @@ class Finish(Enum):
 
 
 class Fault(Enum):
-    """Whose fault a failure is: the request's (never retried), nobody's (no room now), or ours."""
+    """Whose fault a failure is: the request's (never tried again), nobody's (no room by the deadline), or ours.
+
+    `LEAVING` is no fault at all: the worker gives the request back, to be served by another.
+    """
 
     REQUEST = "request"
     NO_ROOM = "no_room"
     OURS = "ours"
+    LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)

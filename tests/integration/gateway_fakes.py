@@ -84,6 +84,7 @@ def running_gateway(folder: Path, **settings: object) -> Iterator[tuple[str, str
     config = {
         "heartbeat_s": 0.4,
         "silence_s": 1.2,
+        "patience_s": 2.0,
         "port": 0,
         "served_model_name": "tiny",
         "control_endpoint": endpoint,
@@ -139,6 +140,7 @@ class FakeWorker(threading.Thread):
         self.mute = False
         self.paced = False
         self._unsent: deque[Token] = deque()
+        self._sayings: queue.Queue[Message] = queue.Queue()
         self.seen: queue.Queue[Message] = queue.Queue()
         self.incarnation = Incarnation(uuid4().hex)
         self._endpoint = endpoint
@@ -161,6 +163,10 @@ class FakeWorker(threading.Thread):
             pass
         return message
 
+    def say(self, message: Message) -> None:
+        """Have the worker send a message of its own."""
+        self._sayings.put(message)
+
     def leave(self) -> None:
         self._leave.set()
         self.join(WAIT_S)
@@ -179,6 +185,8 @@ class FakeWorker(threading.Thread):
                 socket.send(encode(Tokens(self.hello.worker, self.incarnation, (token,))))
                 if self.paced:
                     break
+            while not self._sayings.empty():
+                socket.send(encode(self._sayings.get()))
             if time.monotonic() > beat_at and not self.mute:
                 socket.send(encode(Load(self.hello.worker, self.incarnation, 0, 0, 0, 0, 0, 0, 0, 0)))
                 beat_at = time.monotonic() + 0.1
@@ -190,12 +198,12 @@ class FakeWorker(threading.Thread):
             if self.fault is not None:
                 socket.send(encode(Failed(message.attempt, self.fault, f"{self.hello.worker} says no")))
             else:
-                self._unsent.extend(self._tokens(message.attempt, message.sampling))
+                self._unsent.extend(self._tokens(message.attempt, message.sampling, message.generated))
         self.seen.put(message)
 
-    def _tokens(self, attempt: AttemptId, sampling: Sampling) -> list[Token]:
+    def _tokens(self, attempt: AttemptId, sampling: Sampling, generated: int) -> list[Token]:
         answer = []
-        for index, token_id in enumerate(self.reply[: sampling.max_tokens]):
+        for index, token_id in list(enumerate(self.reply[: sampling.max_tokens]))[generated:]:
             stops = token_id in sampling.stop_token_ids
             last = index + 1 == sampling.max_tokens
             finish = Finish.STOP if stops else Finish.LENGTH if last else None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from tests.integration.gateway_fakes import (
     running_gateway,
     write_model,
 )
-from wire.messages import DecodeTask, Fault, PrefillTask, Role
+from wire.messages import DecodeTask, Failed, Fault, PrefillTask, Role
 
 
 class Cell(NamedTuple):
@@ -74,7 +75,7 @@ def test_completion_whole(cell: Cell) -> None:
     assert isinstance(second, DecodeTask)
     assert first.token_ids == tuple(prompt)
     assert (first.decode_worker, first.decode_endpoint) == (cell.decode.hello.worker, cell.decode.hello.peer_endpoint)
-    assert (second.prefill_worker, second.prompt_tokens) == (cell.prefill.hello.worker, len(prompt))
+    assert (second.prefill_worker, len(second.token_ids)) == (cell.prefill.hello.worker, len(prompt))
     assert first.attempt == second.attempt == f"{body['id']}-0/1"
     assert first.sampling == second.sampling
 
@@ -218,7 +219,7 @@ def test_ready_exactly_when_a_pair_is_there(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"), [(Fault.REQUEST, 400), (Fault.NO_ROOM, 503), (Fault.OURS, 500)], ids=lambda v: str(v)
+    ("fault", "status"), [(Fault.REQUEST, 400), (Fault.NO_ROOM, 503), (Fault.OURS, 503)], ids=lambda v: str(v)
 )
 def test_failures_by_whose_fault(cell: Cell, fault: Fault, status: int) -> None:
     cell.prefill.fault = fault
@@ -230,30 +231,79 @@ def test_failures_by_whose_fault(cell: Cell, fault: Fault, status: int) -> None:
         assert cancelled(cell.decode)
 
 
-@pytest.mark.parametrize("how", ["silence", "bye", "new incarnation"])
-def test_worker_death_in_mid_stream(cell: Cell, how: str) -> None:
+@contextmanager
+def three_tokens_in(cell: Cell, **asked: object) -> Iterator[Iterator[str]]:
+    """A stream that has brought three tokens and is stuck there; yields the lines that follow."""
     cell.decode.pause_at = 3
-    replacement = None
-    with httpx.stream("POST", f"{cell.gateway.url}/v1/completions", json={
-        "prompt": "hello", "max_tokens": 50, "stream": True,
-    }, timeout=30) as response:  # fmt: skip
+    body = {"prompt": "hello", "max_tokens": 200, "stream": True, "stream_options": {"include_usage": True}, **asked}
+    with httpx.stream("POST", f"{cell.gateway.url}/v1/completions", json=body, timeout=30) as response:
         lines = (line for line in response.iter_lines() if line)
         text = ""
         while text != cell.gateway.tokenizer.decode(cell.gateway.reply[:3]):
             text += json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
-        if how == "silence":
-            cell.decode.mute = True
-        elif how == "bye":
-            cell.decode.leave()
-        else:
-            replacement = FakeWorker(cell.gateway.endpoint, Role.DECODE, [], name=cell.decode.hello.worker)
+        yield lines
+
+
+def lose(worker: FakeWorker, how: str) -> None:
+    if how == "silence":
+        worker.mute = True
+    else:
+        worker.leave()
+
+
+@pytest.mark.parametrize("how", ["silence", "bye"])
+def test_worker_death_in_mid_stream_and_nobody_to_go_on(cell: Cell, how: str) -> None:
+    with three_tokens_in(cell) as lines:
+        lose(cell.decode, how)
         (rest,) = lines
     error = json.loads(rest.removeprefix("data: "))["error"]
     assert error["type"] == "service_unavailable"
     assert cell.decode.hello.worker in error["message"]
     assert cancelled(cell.prefill)
-    if replacement is not None:
-        replacement.leave()
+
+
+@pytest.mark.parametrize("how", ["silence", "bye", "new incarnation", "given back", "failure"])
+@pytest.mark.parametrize("stop", [None, "dog"])
+def test_a_lost_attempt_is_replayed_and_the_stream_bears_no_mark(cell: Cell, how: str, stop: str | None) -> None:
+    spare: FakeWorker | None = None
+    with three_tokens_in(cell, stop=stop, logprobs=0) as lines:
+        task = cell.decode.await_message(DecodeTask)
+        assert isinstance(task, DecodeTask)
+        name = cell.decode.hello.worker if how == "new incarnation" else None
+        spare = FakeWorker(cell.gateway.endpoint, Role.DECODE, cell.gateway.reply, name=name or "")
+        if how in ("silence", "bye"):
+            lose(cell.decode, how)
+        elif how != "new incarnation":
+            fault = Fault.LEAVING if how == "given back" else Fault.OURS
+            cell.decode.say(Failed(task.attempt, fault, "no more"))
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    rest = "".join(choice["text"] for choice in choices)
+    before = cell.gateway.tokenizer.decode(cell.gateway.reply[:3])
+    assert before + rest == (TEXT if stop is None else TEXT[: TEXT.index("dog")])
+    assert choices[-1]["finish_reason"] == "stop"
+    logprobs = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
+    assert logprobs == [-0.5 - 3 - n for n in range(len(logprobs))]
+    second = spare.await_message(DecodeTask)
+    assert isinstance(second, DecodeTask)
+    assert second.attempt != task.attempt
+    assert second.token_ids == (*task.token_ids, *cell.gateway.reply[:3])
+    assert (second.generated, second.sampling) == (3, task.sampling)
+    usage = chunks[-1]["usage"]
+    assert usage["prompt_tokens"] == len(task.token_ids)
+    assert usage["completion_tokens"] == (len(cell.gateway.reply) if stop is None else 3 + len(logprobs))
+    spare.leave()
+
+
+def test_attempts_are_bounded(cell: Cell) -> None:
+    cell.decode.fault = Fault.OURS
+    cell.prefill.pause_at = 0
+    response = cell.gateway.post("completions", prompt="hello")
+    assert response.status_code == 503
+    assert "4 attempts have failed" in error_of(response)["message"]
+    assert "says no" in error_of(response)["message"]
+    attempts = [cell.decode.await_message(DecodeTask) for _ in range(4)]
+    assert len({task.attempt for task in attempts if isinstance(task, DecodeTask)}) == 4
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -85,7 +85,14 @@ def test_a_flipped_byte_never_raises_anything_else(message: Message, data: st.Da
         ({"v": PROTOCOL_VERSION, "k": "Cancel"}, "Cancel lacks attempt"),
         ({"v": PROTOCOL_VERSION, "k": "Cancel", "attempt": 3}, "Cancel.attempt must be str, not int"),
         (
-            {"v": PROTOCOL_VERSION, "k": "Reserved", "attempt": "a", "pages": [1, "x"], "slots": [], "held_tokens": 0},
+            {
+                "v": PROTOCOL_VERSION,
+                "k": "Reserved",
+                "attempt": "a",
+                "pages": [1, "x"],
+                "slots": [],
+                "held_tokens": 0,
+            },
             "Reserved.pages",
         ),
         ([1, 2], "must be a map"),
