@@ -67,6 +67,7 @@ class DecodeRequest:
     peer: PrefillPeer | None = None
     lease: Lease | None = None
     overtaken: int = 0
+    aborted_at: float = 0.0
     tokens: list[int] = field(default_factory=list)
 
     @classmethod

@@ -14,6 +14,7 @@ import zmq
 
 from decode.admission import MAX_OVERTAKEN, join
 from decode.config import DecodeConfig
+from decode.early import EarlyAsks
 from decode.engine import DecodeEngine, Work
 from decode.handover import Handovers
 from decode.peers import PrefillPeer, PrefillPeers
@@ -52,8 +53,7 @@ from wire.messages import (
 )
 
 _SWEEP_EVERY_S = 0.25
-_EARLY_ASK_S = 30.0
-_MAX_EARLY_ASKS = 10_000
+_SAY_AGAIN_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,7 @@ class DecodeWorker:
         self._running: dict[AttemptId, DecodeRequest] = {}
         self._fenced: dict[AttemptId, DecodeRequest] = {}
         """Ended requests whose memory prefill may still be writing."""
-        self._early_asks: dict[AttemptId, tuple[PrefillPeer, Ask, float]] = {}
-        """Asks that overtook their task, and when they came."""
+        self._early_asks = EarlyAsks()
         # Whole pages may be shared where state is paged; 0 where none is.
         self._shared_page_size = served.plan.page_size if config.reuse and served.plan.max_pages_per_request else 0
         self._handovers = Handovers(config.name, incarnation, served.plan.page_size)
@@ -174,17 +173,18 @@ class DecodeWorker:
             self._gateway.send(Failed(task.attempt, Fault.REQUEST, f"{self._config.name} cannot hold it: {error}"))
             return
         self.requests[task.attempt] = request
-        if early := self._early_asks.pop(task.attempt, None):
-            self.on_ask(early[0], early[1], now)
+        if early := self._early_asks.pop(task.attempt):
+            self.on_ask(*early, now)
 
     def on_ask(self, peer: PrefillPeer, ask: Ask, now: float) -> None:
         """Prefill wants to compute the request next: queue it for memory."""
         request = self.requests.get(ask.attempt)
         if request is None:
-            if len(self._early_asks) < _MAX_EARLY_ASKS:
-                self._early_asks[ask.attempt] = (peer, ask, now)
+            self._early_asks.put(peer, ask, now)
             return
         if request.peer is not None or request.task.prefill_incarnation != peer.incarnation:
+            if request.peer is peer and request.state is DecodeState.RESERVED:
+                self._say_reserved(request, peer)  # it asks again: the answer was lost
             return
         request.peer = peer
         if ask.prompt_tokens != request.prompt_tokens:
@@ -197,6 +197,8 @@ class DecodeWorker:
         """All of the request's state is said to be here: check that, and go on with it."""
         request = self.requests.get(landed.attempt)
         if request is None or request.peer is not peer or request.state is not DecodeState.RESERVED:
+            if landed.attempt not in self._fenced:  # taken before, and the answer was lost
+                self._inbox.send(peer.address, Taken(landed.attempt))
             return
         if problem := self._handovers.problem(request, peer, landed):
             self._fail(request, Fault.OURS, problem, now)
@@ -210,7 +212,7 @@ class DecodeWorker:
 
     def on_quiet(self, peer: PrefillPeer, quiet: Quiet, now: float) -> None:
         """Prefill will write nothing more for the attempt: free what was fenced, or end what it gave up."""
-        self._early_asks.pop(quiet.attempt, None)
+        self._early_asks.pop(quiet.attempt)
         if fenced := self._fenced.get(quiet.attempt):
             if fenced.peer is peer:
                 self._unfence(fenced, now)
@@ -262,6 +264,10 @@ class DecodeWorker:
         self._team.wipe(lease)
         self._team.bind(lease)
         peer.landing.open(request.attempt, lease)
+        self._say_reserved(request, peer)
+
+    def _say_reserved(self, request: DecodeRequest, peer: PrefillPeer) -> None:
+        lease = request.held
         held = len(lease.shared) * self.storage.layout.page_size
         self._inbox.send(peer.address, Reserved(request.attempt, lease.token_pages, lease.slots, held))
 
@@ -274,13 +280,17 @@ class DecodeWorker:
         """End a hand-off that prefill may be in the middle of: free the memory only when it cannot be written."""
         request.handoff.move(HandoffState.ABORTING, now)
         peer.landing.close_attempt(request.attempt)
-        self._inbox.send(peer.address, Abort(request.attempt, why))
+        self._abort(request, peer, why, now)
         if peer.landing.peer_writes:
             self.pools.fence(request.held)
             self._fenced[request.attempt] = request
         else:
             request.handoff.move(HandoffState.GONE, now)
             self._release(request)
+
+    def _abort(self, request: DecodeRequest, peer: PrefillPeer, why: str, now: float) -> None:
+        request.aborted_at = now
+        self._inbox.send(peer.address, Abort(request.attempt, why))
 
     def _unfence(self, request: DecodeRequest, now: float) -> None:
         del self._fenced[request.attempt]
@@ -363,12 +373,12 @@ class DecodeWorker:
             if now > request.deadline:
                 text = f"the deadline passed while the request was {request.state.name.lower()} on decode"
                 self._fail(request, Fault.NO_ROOM, text, now)
-        for attempt, (_, _, came) in list(self._early_asks.items()):
-            if now - came > _EARLY_ASK_S:
-                del self._early_asks[attempt]
+        self._early_asks.expire(now)
         for request in list(self._fenced.values()):
             if request.peer is not None and request.peer.is_gone():
                 self._unfence(request, now)
+            elif request.peer is not None and now - request.aborted_at > _SAY_AGAIN_S:
+                self._abort(request, request.peer, "said before", now)
 
     def _load(self) -> Load:
         running = len(self._running)

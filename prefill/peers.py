@@ -13,13 +13,17 @@ import zmq
 
 from pools.layout import PoolLayout
 from pools.spec import TpRank
+from prefill.config import PrefillConfig
 from ranks.team import Team, TeamRoute
 from transfer.errors import TransferError
+from transfer.media import host_id, media_of
 from transfer.route import Gathering, target_layout
 from wire.codec import AnyMessage
 from wire.errors import LinkFull
 from wire.links import DialLink
-from wire.messages import Incarnation, Message, PeerHello, PeerRefused, PeerWelcome, PrefillTask
+from wire.messages import PROTOCOL_VERSION, Incarnation, Message, PeerHello, PeerRefused, PeerWelcome, PrefillTask
+
+GREET_AGAIN_S = 2.0
 
 
 class PeerState(Enum):
@@ -38,6 +42,7 @@ class Peer:
         self.link = link
         self.state = PeerState.GREETING
         self.refusal = ""
+        self.greeted_at = 0.0
         self._route: tuple[PoolLayout, TeamRoute] | None = None
 
     @property
@@ -71,6 +76,22 @@ class Peer:
         self.link.close()
 
 
+def greeting(config: PrefillConfig, incarnation: Incarnation, team: Team) -> PeerHello:
+    """What this worker says first on every link."""
+    served = team.served
+    return PeerHello(
+        protocol=PROTOCOL_VERSION,
+        worker=config.name,
+        incarnation=incarnation,
+        fingerprint=served.fingerprint,
+        spec=served.spec,
+        page_size=served.plan.page_size,
+        media=media_of(config.transfer),
+        host=host_id(),
+        pids=team.pids,
+    )
+
+
 class Peers:
     """Makes links at their first use and closes those of decode workers that have started anew since.
 
@@ -92,15 +113,25 @@ class Peers:
         self._verify = verify
         self._peers: dict[Incarnation, Peer] = {}
 
-    def get(self, task: PrefillTask, watch: Callable[[object], None]) -> Peer:
+    def get(self, task: PrefillTask, watch: Callable[[object], None], now: float) -> Peer:
         """The link to the task's decode worker; a new one is given to `watch` and says hello."""
         peer = self._peers.get(task.decode_incarnation)
         if peer is None:
             peer = Peer(task.decode_worker, DialLink(self._context, task.decode_endpoint))
             self._peers[task.decode_incarnation] = peer
             watch(peer.link.socket)
-            peer.send(self._hello)
+            self._greet(peer, now)
         return peer
+
+    def greet_again(self, now: float) -> None:
+        """Repeat greetings that have had no answer for a while."""
+        for peer in self._peers.values():
+            if peer.state is PeerState.GREETING and now - peer.greeted_at > GREET_AGAIN_S:
+                self._greet(peer, now)
+
+    def _greet(self, peer: Peer, now: float) -> None:
+        peer.greeted_at = now
+        peer.send(self._hello)
 
     def receive(self) -> Iterator[tuple[Peer, AnyMessage]]:
         """What the decode workers have sent."""
@@ -110,6 +141,8 @@ class Peers:
 
     def on_peer_welcome(self, peer: Peer, welcome: PeerWelcome) -> None:
         """A decode worker takes our hand-offs; if its medium cannot be used after all, that counts as a refusal."""
+        if peer.state is not PeerState.GREETING:
+            return  # said twice
         try:
             target = target_layout(welcome, self._team.served.spec, TpRank(0, len(welcome.reaches)))
             route = self._team.open_route(welcome, self._context, self._gathering.put, self._verify)

@@ -23,7 +23,9 @@ from prefill.peers import Peer
 from transfer.handoff import ALLOWED as HANDOFF_TABLE
 from transfer.handoff import HandoffState
 from wire.life import Life
-from wire.messages import AttemptId, PrefillTask
+from wire.messages import AttemptId, Message, PrefillTask
+
+SAY_AGAIN_S = 2.0
 
 
 class PrefillState(Enum):
@@ -55,7 +57,7 @@ ALLOWED: dict[PrefillState, frozenset[PrefillState]] = {
 class PrefillRequest:
     """`computed` and `sent` count prompt tokens; `pages` and `slots` are decode's, in token order.
 
-    `computed_at`: when the last chunk was done.
+    `computed_at`: when the last chunk was done. `unanswered`: what decode has been told and must answer.
     """
 
     task: PrefillTask
@@ -63,7 +65,8 @@ class PrefillRequest:
     deadline: float
     life: Life[PrefillState]
     handoff: Life[HandoffState]
-    asked: bool = False
+    unanswered: Message | None = None
+    said_at: float = 0.0
     lease: Lease | None = None
     pages: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -82,6 +85,21 @@ class PrefillRequest:
             life=Life(ALLOWED, PrefillState.QUEUED, now),
             handoff=Life(HANDOFF_TABLE, HandoffState.WAITING, now),
         )
+
+    @property
+    def asked(self) -> bool:
+        """Whether decode knows of it."""
+        return self.said_at > 0
+
+    def say(self, message: Message, now: float) -> None:
+        """Tell decode what it must answer; `say_again` repeats it until then."""
+        self.peer.send(message)
+        self.unanswered, self.said_at = message, now
+
+    def say_again(self, now: float) -> None:
+        """Repeat what has had no answer for a while: a message can be lost with its connection."""
+        if self.unanswered is not None and now - self.said_at > SAY_AGAIN_S:
+            self.say(self.unanswered, now)
 
     @property
     def attempt(self) -> AttemptId:

@@ -19,20 +19,18 @@ from pools.pools import Pools
 from prefill.config import PrefillConfig
 from prefill.engine import PrefillEngine, Work
 from prefill.handover import send_computed
-from prefill.peers import Peer, Peers, PeerState
+from prefill.peers import Peer, Peers, PeerState, greeting
 from prefill.request import PrefillRequest, PrefillState
 from prefill.scheduler import plan_step
 from ranks.errors import RankLostError
 from ranks.reports import hello_of, load_of
 from ranks.team import Team
 from transfer.handoff import HandoffState
-from transfer.media import host_id, media_of
 from transfer.sender import Drained, Outcomes, SendFailed, Sent
 from wire.codec import AnyMessage
 from wire.gateway_link import GatewayLink
 from wire.loop import Loop
 from wire.messages import (
-    PROTOCOL_VERSION,
     Abort,
     Ask,
     AttemptId,
@@ -43,7 +41,6 @@ from wire.messages import (
     Incarnation,
     Landed,
     Load,
-    PeerHello,
     PeerRefused,
     PeerWelcome,
     PrefillTask,
@@ -82,7 +79,9 @@ class PrefillWorker:
         self._next_sweep = 0.0
         self._loop = Loop()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._peers = Peers(context, self._peer_hello(), team, self._gathering, config.verify_transfers)
+        self._peers = Peers(
+            context, greeting(config, incarnation, team), team, self._gathering, config.verify_transfers
+        )
         self._gateway = GatewayLink(context, config.gateway, self._hello(), self._load, self._drop_all)
         self._loop.watch(self._gateway.socket)
         self._loop.watch(self._outcomes)
@@ -91,19 +90,6 @@ class PrefillWorker:
 
     def _hello(self) -> Hello:
         return hello_of(self._served, self._config.name, self._incarnation, Role.PREFILL)
-
-    def _peer_hello(self) -> PeerHello:
-        return PeerHello(
-            protocol=PROTOCOL_VERSION,
-            worker=self._config.name,
-            incarnation=self._incarnation,
-            fingerprint=self._served.fingerprint,
-            spec=self._served.spec,
-            page_size=self._layout.page_size,
-            media=media_of(self._config.transfer),
-            host=host_id(),
-            pids=self._team.pids,
-        )
 
     def run(self, on_welcome: Callable[[], None]) -> None:
         """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
@@ -133,7 +119,7 @@ class PrefillWorker:
             self._on_outcome(event, now)
         if now >= self._next_sweep:
             self._sweep(now)
-        self._ask_ahead()
+        self._ask_ahead(now)
         self._start_matched(now)
         next_beat_s = self._gateway.beat(now)
         return 0.0 if self._step() else min(next_beat_s, _SWEEP_EVERY_S)
@@ -173,7 +159,7 @@ class PrefillWorker:
         elif problem := self._unfit(task):
             self._gateway.send(Failed(task.attempt, Fault.REQUEST, problem))
         else:
-            peer = self._peers.get(task, self._loop.watch)
+            peer = self._peers.get(task, self._loop.watch, now)
             self.requests[task.attempt] = PrefillRequest.start(task, peer, now)
 
     def _unfit(self, task: PrefillTask) -> str | None:
@@ -189,9 +175,12 @@ class PrefillWorker:
     def on_reserved(self, peer: Peer, reserved: Reserved, now: float) -> None:
         """Decode has memory for the request: it may be computed."""
         request = self.requests.get(reserved.attempt)
-        if request is None or request.peer is not peer or request.state is not PrefillState.QUEUED:
-            peer.send(Quiet(reserved.attempt))
+        if request is None:
+            if reserved.attempt not in self._draining:
+                peer.send(Quiet(reserved.attempt))
             return
+        if request.peer is not peer or request.state is not PrefillState.QUEUED:
+            return  # said twice
         target, _ = peer.route
         if not (
             all(0 <= page < target.num_pages for page in reserved.pages)
@@ -203,6 +192,7 @@ class PrefillWorker:
             self._fail(request, Fault.OURS, f"{peer.worker} reserved memory that cannot hold the prompt", now)
             return
         request.pages, request.slots, request.sent = reserved.pages, reserved.slots, reserved.held_tokens
+        request.unanswered = None
         request.life.move(PrefillState.MATCHED, now)
         request.handoff.move(HandoffState.RESERVED, now)
 
@@ -212,6 +202,7 @@ class PrefillWorker:
         if request is None or request.handoff.state is not HandoffState.LANDED:
             return
         del self.requests[taken.attempt]
+        request.unanswered = None
         request.life.move(PrefillState.DONE, now)
         request.handoff.move(HandoffState.GONE, now)
         self._release(request)
@@ -230,13 +221,12 @@ class PrefillWorker:
 
     # The queue.
 
-    def _ask_ahead(self) -> None:
+    def _ask_ahead(self, now: float) -> None:
         """Have the next few requests reserve on decode, and no more: a long queue must not fill memory there."""
         waiting = [request for request in self.requests.values() if request.lease is None]
         for request in waiting[: self._config.ask_ahead]:
             if not request.asked and request.peer.state is PeerState.OPEN:
-                request.peer.send(Ask(request.attempt, request.prompt_tokens))
-                request.asked = True
+                request.say(Ask(request.attempt, request.prompt_tokens), now)
 
     def _start_matched(self, now: float) -> None:
         """Give memory here to requests that have it on decode, in order, as long as there is some."""
@@ -318,7 +308,7 @@ class PrefillWorker:
         if request is None:
             return
         request.handoff.move(HandoffState.LANDED, now)
-        request.peer.send(
+        request.say(
             Landed(
                 request.attempt,
                 self._incarnation,
@@ -328,7 +318,8 @@ class PrefillWorker:
                 wire_s=sent.seconds,
                 unhidden_s=now - request.computed_at,
                 digests=sent.digests,
-            ).sealed()
+            ).sealed(),
+            now,
         )
         self._handoffs += 1
         self._handoff_bytes += sent.nbytes
@@ -377,6 +368,9 @@ class PrefillWorker:
             elif now > request.deadline:
                 text = f"the deadline passed while the request was {request.state.name.lower()} on prefill"
                 self._fail(request, Fault.NO_ROOM, text, now)
+            else:
+                request.say_again(now)
+        self._peers.greet_again(now)
         in_use = {request.peer for request in (*self.requests.values(), *self._draining.values())}
         self._peers.close_outdated(in_use, self._loop.unwatch)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from models.serving import Served
 from pools.pools import Pools
-from wire.messages import PROTOCOL_VERSION, Capacity, Hello, Incarnation, Load, Role
+from wire.capacity import Capacity
+from wire.messages import PROTOCOL_VERSION, Hello, Incarnation, Load, Role
 
 
 def hello_of(served: Served, worker: str, incarnation: Incarnation, role: Role, peer_endpoint: str = "") -> Hello:

@@ -20,13 +20,13 @@ import httpx
 import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from wire.capacity import Capacity
 from wire.codec import decode, encode
 from wire.messages import (
     PROTOCOL_VERSION,
     AttemptId,
     Bye,
     Cancel,
-    Capacity,
     DecodeTask,
     Failed,
     Fault,

@@ -6,7 +6,8 @@ from gateway.errors import QueueFull
 from gateway.journal import Journal, Record
 from gateway.members import Member
 from gateway.router import Pair
-from wire.messages import AttemptId, Capacity, Finish, Hello, Incarnation, Role, Sampling, Token
+from wire.capacity import Capacity
+from wire.messages import AttemptId, Finish, Hello, Incarnation, Role, Sampling, Token
 
 CAPACITY = Capacity(
     max_running_requests=8, max_request_tokens=99, num_rows=8, num_pages=64, num_slots=8, page_size=16

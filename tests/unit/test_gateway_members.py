@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.members import Members
-from wire.messages import Bye, Capacity, Hello, Incarnation, Load, Role
+from wire.capacity import Capacity
+from wire.messages import Bye, Hello, Incarnation, Load, Role
 
 CAPACITY = Capacity(
     max_running_requests=8, max_request_tokens=100, num_rows=8, num_pages=64, num_slots=8, page_size=16

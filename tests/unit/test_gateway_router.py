@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from gateway.members import Member
 from gateway.router import choose, pairs, why_unready
-from wire.messages import Capacity, Hello, Incarnation, Load, Role
+from wire.capacity import Capacity
+from wire.messages import Hello, Incarnation, Load, Role
 
 P, D, C = Role.PREFILL, Role.DECODE, Role.COLOCATED
 
