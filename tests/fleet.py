@@ -139,6 +139,8 @@ class Fleet:
         self.hellos: dict[str, tuple[bytes, Hello]] = {}
         self.loads: dict[str, Load] = {}
         self.reports: dict[str, HandedOver] = {}
+        self.detours: dict[str, str] = {}
+        """By a decode worker's endpoint: where prefill is told to dial instead."""
         self.answers: dict[str, Answer] = {}
         self.max_running_seen = 0
 
@@ -221,7 +223,7 @@ class Fleet:
                 deadline_s,
                 decode.worker,
                 decode.incarnation,
-                decode.peer_endpoint,
+                self.detours.get(decode.peer_endpoint, decode.peer_endpoint),
             ),
         )
         self.send(
