@@ -100,9 +100,7 @@ class Attempts:
         self._streams.open(record, inbox)
         for worker, task in _tasks(record, pair):
             if not self._send(worker, task):
-                lost = f"{worker.hello.role.value} worker {worker.name!r} does not take requests"
-                self._streams.fail(record.attempt, AttemptLost(lost))
-                return
+                return  # it is given up, and with it this attempt
 
     def note(self, record: Record, tokens: Sequence[Token]) -> None:
         """These tokens of the record go to its client."""

@@ -76,9 +76,11 @@ class Control:
             self._context.term()
 
     def send(self, worker: Member, message: Message) -> bool:
-        """Queue a message for a worker. False when it has gone or does not read."""
+        """Queue a message for a worker. False when it has gone or does not read: it then has to say `Hello` again."""
         sent = self._link.send(worker.peer, message)
         self._look_again()
+        if not sent and self._members.forget(worker):
+            self._lost(worker, "does not take messages")
         return sent
 
     def on_hello(self, peer: bytes, hello: Hello) -> None:

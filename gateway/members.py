@@ -66,6 +66,14 @@ class Members:
         member = self.find(bye.worker, bye.incarnation)
         return self._by_name.pop(bye.worker) if member is not None else None
 
+    def forget(self, member: Member) -> bool:
+        """Let this worker go, at this address. False when it is not here, or no longer there."""
+        now = self._by_name.get(member.name)
+        if now is None or (now.incarnation, now.peer) != (member.incarnation, member.peer):
+            return False
+        del self._by_name[member.name]
+        return True
+
     def expire(self, now: float) -> list[Member]:
         """Let go of, and return, those that have been silent for `silence_s` seconds."""
         silent = [member for member in self if now - member.heard_at > self._silence_s]

@@ -64,6 +64,8 @@ def serve(
     host: str,
     port: int,
     request_timeout: float,
+    retries: int,
+    silence: float,
     max_queue: int,
     chunk_size: int,
     transfer: str,
@@ -76,7 +78,7 @@ def serve(
     run_fleet(
         Settings(**values),
         Fleet(prefill_workers, decode_workers, prefill_tp, decode_tp, colocated=mode == "colocated"),
-        HttpOptions(host, port, request_timeout, max_queue),
+        HttpOptions(host, port, request_timeout, retries, silence, max_queue),
         PrefillOptions(chunk_size, transfer, verify_transfers),
     )
 
@@ -149,6 +151,8 @@ def gateway(
     host: str,
     port: int,
     request_timeout: float,
+    retries: int,
+    silence: float,
     max_queue: int,
     lifeline_fd: int | None,
     ready_fd: int | None,
@@ -171,6 +175,8 @@ def gateway(
         host=host,
         port=port,
         request_timeout_s=request_timeout,
+        retries=retries,
+        silence_s=silence,
         max_queue=max_queue,
     )
     try:
@@ -192,6 +198,7 @@ def gateway(
 def prefill(
     name: str,
     gateway: str,
+    incarnation: str | None,
     chunk_size: int,
     transfer: str,
     verify_transfers: bool,
@@ -202,7 +209,9 @@ def prefill(
     """Run one prefill worker on its own; it dials the gateway."""
     settings = Settings(**values)
     serving = settings.serving(Phase.PREFILL, processes=2 * settings.tp)
-    run_prefill(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size, transfer, verify_transfers)
+    run_prefill(
+        _child(name, gateway, incarnation, lifeline_fd, ready_fd), serving, chunk_size, transfer, verify_transfers
+    )
 
 
 @main.command()
@@ -219,6 +228,7 @@ def prefill(
 def decode(
     name: str,
     gateway: str,
+    incarnation: str | None,
     peers: str,
     data: str,
     transfer: str,
@@ -229,7 +239,9 @@ def decode(
     """Run one decode worker on its own; it dials the gateway, and prefill workers dial it."""
     settings = Settings(**values)
     serving = settings.serving(Phase.DECODE, processes=2 * settings.tp)
-    run_decode(_child(name, gateway, lifeline_fd, ready_fd), serving, peers, LandingConfig(transfer, data))
+    run_decode(
+        _child(name, gateway, incarnation, lifeline_fd, ready_fd), serving, peers, LandingConfig(transfer, data)
+    )
 
 
 @main.command()
@@ -241,12 +253,18 @@ def decode(
 @compute_options
 @child_options
 def colocated(
-    name: str, gateway: str, chunk_size: int, lifeline_fd: int | None, ready_fd: int | None, **values: Any
+    name: str,
+    gateway: str,
+    incarnation: str | None,
+    chunk_size: int,
+    lifeline_fd: int | None,
+    ready_fd: int | None,
+    **values: Any,
 ) -> None:
     """Run one worker that does both phases."""
     settings = Settings(**values)
     serving = settings.serving(Phase.COLOCATED, processes=settings.tp)
-    run_colocated(_child(name, gateway, lifeline_fd, ready_fd), serving, chunk_size)
+    run_colocated(_child(name, gateway, incarnation, lifeline_fd, ready_fd), serving, chunk_size)
 
 
 @main.command(hidden=True)
@@ -259,5 +277,5 @@ def rank(config: str, lifeline_fd: int) -> None:
     run_follower(parsed, lifeline_fd)
 
 
-def _child(name: str, gateway: str, lifeline_fd: int | None, ready_fd: int | None) -> Child:
-    return Child(name, Incarnation(new_incarnation()), gateway, lifeline_fd, ready_fd)
+def _child(name: str, gateway: str, incarnation: str | None, lifeline_fd: int | None, ready_fd: int | None) -> Child:
+    return Child(name, Incarnation(incarnation or new_incarnation()), gateway, lifeline_fd, ready_fd)

@@ -161,6 +161,10 @@ def http_options(command: Command) -> Command:
                      help="Port to listen on; 0 picks a free one."),
         click.option("--request-timeout", type=click.FloatRange(0.1, 86400), default=600.0, show_default=True,
                      help="Seconds that a request may take."),
+        click.option("--retries", type=click.IntRange(0, 100), default=3, show_default=True,
+                     help="Further attempts at a request whose worker was lost; then it is answered 503."),
+        click.option("--silence", type=click.FloatRange(1, 3600), default=30.0, show_default=True,
+                     help="Seconds without a sign of life after which a worker counts as lost."),
         click.option("--max-queue", type=click.IntRange(1, 1_000_000), default=1024, show_default=True,
                      help="Requests open at once; more are answered 429."),
     )(command)  # fmt: skip
@@ -171,6 +175,7 @@ def worker_options(command: Command) -> Command:
     return _all(
         click.option("--gateway", required=True, help="The gateway's control endpoint, e.g. ipc:///path or tcp://…"),
         click.option("--name", required=True, help="The worker's name, unique among the gateway's workers."),
+        click.option("--incarnation", default=None, hidden=True),
     )(command)
 
 

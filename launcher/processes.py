@@ -20,6 +20,7 @@ from types import FrameType
 from launcher.errors import AlreadySaid, LaunchError
 from launcher.lifeline import LOADING
 from launcher.progress import Bars
+from launcher.settings import new_incarnation
 
 _STOP_WITHIN_S = 4.0
 _READY_WITHIN_S = 600.0
@@ -32,10 +33,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process: its name, and the arguments of the `tandem` command that it runs."""
+    """One process: its name, and the arguments of the `tandem` command that it runs. Workers have incarnations."""
 
     name: str
     arguments: tuple[str, ...]
+    worker: bool = False
 
 
 class _Process:
@@ -49,10 +51,13 @@ class _Process:
         self.percent = 0
         self._unread = ""
         self.started_at = time.monotonic()
-        descriptors = ("--lifeline-fd", str(lifeline_reader), "--ready-fd", str(ready_writer))
+        self.incarnation = new_incarnation()
+        more = ["--lifeline-fd", str(lifeline_reader), "--ready-fd", str(ready_writer)]
+        if spec.worker:
+            more += ["--incarnation", self.incarnation]
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "launcher", *spec.arguments, *descriptors],
+                [sys.executable, "-m", "launcher", *spec.arguments, *more],
                 pass_fds=(lifeline_reader, ready_writer),
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C reaches the launcher alone, which ends the others in order.
@@ -80,10 +85,14 @@ class _Process:
 
 
 class Supervisor:
-    """Runs a set of processes until it is told to stop, by a signal or by the first start that fails."""
+    """Runs a set of processes until it is told to stop, by a signal or by the first start that fails.
 
-    def __init__(self, specs: Sequence[ProcessSpec]) -> None:
+    `on_death` gets the name and incarnation of each worker that has ended by itself.
+    """
+
+    def __init__(self, specs: Sequence[ProcessSpec], on_death: Callable[[str, str], None]) -> None:
         self._specs = specs
+        self._on_death = on_death
         self._processes: dict[str, _Process] = {}
         self._restart_at: dict[str, float] = {}
         self._back_off: dict[str, float] = {}
@@ -145,6 +154,8 @@ class Supervisor:
             log.error("%s ended (%s); starting it again in %g s", name, _how_it_ended(status), wait_s)
             process.close()
             del self._processes[name]
+            if process.spec.worker:
+                self._on_death(name, process.incarnation)
         for spec in self._specs:
             if self._restart_at.get(spec.name, now + 1) <= now:
                 del self._restart_at[spec.name]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import click
+import zmq
 
 from launcher.errors import LaunchError
 from launcher.processes import ProcessSpec, Supervisor
@@ -16,6 +18,9 @@ from models.errors import ModelError
 from models.serving import ServingConfig, plan_worker
 from pools.errors import PlanRefused
 from pools.sizing import MemoryPlan, Phase
+from wire.errors import LinkFull
+from wire.links import DialLink
+from wire.messages import Bye, Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class HttpOptions:
     host: str
     port: int
     request_timeout_s: float
+    retries: int
+    silence_s: float
     max_queue: int
 
 
@@ -93,12 +100,33 @@ def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, prefill: Pref
         specs = [
             ProcessSpec("gateway", _gateway_arguments(settings, http, control)),
             *(
-                ProcessSpec(name, _worker_arguments(settings, name, phase, servings[name], run, prefill))
+                ProcessSpec(name, _worker_arguments(settings, name, phase, servings[name], run, prefill), worker=True)
                 for name, phase in fleet.phases.items()
             ),
         ]
         click.echo(f"starting {', '.join(spec.name for spec in specs)} …")
-        Supervisor(specs).run(lambda lines: _announce(lines, settings))
+        with Herald(control) as herald:
+            Supervisor(specs, herald.tell_of_death).run(lambda lines: _announce(lines, settings))
+
+
+class Herald:
+    """Tells the gateway at once of workers that have died: it would otherwise learn from their silence."""
+
+    def __init__(self, control: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._link = DialLink(self._context, control)
+
+    def __enter__(self) -> Herald:
+        return self
+
+    def tell_of_death(self, worker: str, incarnation: str) -> None:
+        """Say goodbye in its place."""
+        with suppress(LinkFull):  # a gateway that does not read hears of it when it expires the worker
+            self._link.send(Bye(worker, Incarnation(incarnation)))
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+        self._context.term()
 
 
 def _check_port(http: HttpOptions) -> None:
@@ -119,7 +147,7 @@ def _gateway_arguments(settings: Settings, http: HttpOptions, control: str) -> t
     return (
         "gateway", str(settings.model_path()), "--control", control, *name, "--host", http.host,
         "--port", str(http.port), "--request-timeout", str(http.request_timeout_s),
-        "--max-queue", str(http.max_queue),
+        "--retries", str(http.retries), "--silence", str(http.silence_s), "--max-queue", str(http.max_queue),
     )  # fmt: skip
 
 

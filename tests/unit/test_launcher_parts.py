@@ -98,7 +98,7 @@ def test_a_child_follows_its_launcher(tmp_path: Path) -> None:
 
 def test_a_first_start_that_fails_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LaunchError, match=r"ended before it was ready \(exit code 2\)"):
-        Supervisor([ProcessSpec("wrong", ("no-such-command",))]).run(
+        Supervisor([ProcessSpec("wrong", ("no-such-command",))], lambda _name, _incarnation: None).run(
             lambda _lines: pytest.fail("nothing became ready")
         )
     assert "No such command" in capfd.readouterr().err
