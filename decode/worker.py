@@ -30,6 +30,7 @@ from transfer.handoff import HandoffState
 from transfer.medium import Landing
 from wire.codec import AnyMessage
 from wire.gateway_link import GatewayLink
+from wire.life import oldest_age
 from wire.links import ListenLink
 from wire.loop import Loop
 from wire.messages import (
@@ -391,4 +392,5 @@ class DecodeWorker:
             handoffs=self._handovers.count,
             handoff_bytes=self._handovers.nbytes,
             damaged_handoffs=self._handovers.damaged,
+            oldest_s=oldest_age([request.life for request in self.requests.values()], time.monotonic()),
         )

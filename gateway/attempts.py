@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway.config import RetryLimits
-from gateway.errors import AttemptLost, BadRequest, NoRoom
+from gateway.errors import Aborted, AttemptLost, BadRequest, NoRoom
 from gateway.journal import Journal, Record
 from gateway.members import Member, Members
 from gateway.router import Pair, choose, pairs, why_unready
@@ -36,6 +36,8 @@ class Attempts:
         self._journal = journal
         self._streams = streams
         self._send = send
+        self._inboxes: dict[str, Inbox] = {}
+        """By the id of each open record."""
         self._closing: NoRoom | None = None
 
     def close(self) -> None:
@@ -64,7 +66,15 @@ class Attempts:
     def open(self, record: Record, inbox: Inbox) -> None:
         """Enter a record and start its first attempt. Raises QueueFull or NoRoom."""
         self._journal.open(record)
+        self._inboxes[record.request_id] = inbox
         self._start(record, inbox)
+
+    def abort(self, response_id: str) -> bool:
+        """End a request on somebody's demand. False when it is not open."""
+        found = [inbox for id_, inbox in self._inboxes.items() if id_.rpartition("-")[0] == response_id]
+        for inbox in found:
+            inbox.fail(Aborted(f"request {response_id} was aborted", code="aborted"))
+        return bool(found)
 
     def replay(self, record: Record, inbox: Inbox, lost: AttemptLost) -> None:
         """Begin the next attempt where the lost one stood, now or when a pair is there again.
@@ -109,6 +119,7 @@ class Attempts:
     def end(self, record: Record) -> None:
         """Nobody waits for the record any more. Workers that may still be at work are told. May be called again."""
         if self._journal.close(record):
+            self._inboxes.pop(record.request_id, None)
             self._stop(record)
 
     def _stop(self, record: Record) -> None:

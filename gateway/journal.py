@@ -6,7 +6,7 @@ The journal also counts how many attempts each worker holds; routing asks for th
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.errors import QueueFull
@@ -65,6 +65,9 @@ class Journal:
         self.recent: deque[Record] = deque(maxlen=_RECENT)
         self._records: dict[str, Record] = {}
         self._open: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
 
     @property
     def open_requests(self) -> Mapping[str, int]:

@@ -164,7 +164,15 @@ class ChatRequest(AnswerRequest):
         return {**message, "content": "".join(map(str, texts))}
 
 
-Request = TypeVar("Request", bound=AnswerRequest)
+class AbortRequest(BaseModel):
+    """`POST /v1/abort`: the id that the response, or its `x-request-id`, carries."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+Request = TypeVar("Request", bound=BaseModel)
 
 
 def parse(kind: type[Request], body: bytes) -> Request:

@@ -139,6 +139,8 @@ def make_app(serving: Serving, members: Members, journal: Journal) -> FastAPI:
     app.add_api_route("/v1/completions", serving.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", serving.chat, methods=["POST"])
 
+    app.add_api_route("/v1/abort", serving.abort, methods=["POST"])
+
     @app.get("/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [model]})
@@ -156,6 +158,13 @@ def make_app(serving: Serving, members: Members, journal: Journal) -> FastAPI:
     @app.get("/debug/requests")
     async def requests() -> Response:
         return _json({"recent": [_retold(record) for record in journal.recent]})
+
+    @app.get("/debug/state")
+    async def state() -> Response:
+        now = time.monotonic()
+        workers = [{**_described(member), "silent_s": now - member.heard_at} for member in members]
+        opened = [{**_retold(record), "seconds_left": record.deadline - now} for record in journal]
+        return _json({"workers": workers, "open": opened, "open_by_worker": dict(journal.open_requests)})
 
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:

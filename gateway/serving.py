@@ -22,7 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import BadRequest, BodyTooLarge, ClientGone, DeadlinePassed, NoSuchModel
 from gateway.events import DONE, Chunks, EventStream, dumps, watch
 from gateway.journal import Record
-from gateway.openai import AnswerRequest, ChatRequest, CompletionRequest, Prompt, parse
+from gateway.openai import AbortRequest, AnswerRequest, ChatRequest, CompletionRequest, Prompt, parse
 from gateway.streams import Inbox
 from gateway.tokenizer import Tokenizer
 
@@ -77,6 +77,11 @@ class Serving:
         prompt = await self.tokenizer.encode_chat(asked.conversation)
         records = self._records("chatcmpl-", asked, [prompt], asked.wanted_tokens, asked.wanted_logprobs)
         return await self._respond(http, asked, records, ChatShape(asked, records, self.tokenizer.vocabulary))
+
+    async def abort(self, http: Request) -> Response:
+        """`POST /v1/abort`: end a request, whoever asked it and wherever it is."""
+        asked = parse(AbortRequest, await self._body(http))
+        return Response(dumps({"aborted": self.attempts.abort(asked.id)}), media_type="application/json")
 
     async def _body(self, http: Request) -> bytes:
         limit = self.config.max_body_bytes

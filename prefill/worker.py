@@ -29,6 +29,7 @@ from transfer.handoff import HandoffState
 from transfer.sender import Drained, Outcomes, SendFailed, Sent
 from wire.codec import AnyMessage
 from wire.gateway_link import GatewayLink
+from wire.life import oldest_age
 from wire.loop import Loop
 from wire.messages import (
     Abort,
@@ -384,4 +385,5 @@ class PrefillWorker:
             running=running,
             handoffs=self._handoffs,
             handoff_bytes=self._handoff_bytes,
+            oldest_s=oldest_age([request.life for request in self.requests.values()], time.monotonic()),
         )

@@ -33,6 +33,7 @@ def load_of(
     handoffs: int = 0,
     handoff_bytes: int = 0,
     damaged_handoffs: int = 0,
+    oldest_s: float = 0.0,
 ) -> Load:
     """How busy this worker is."""
     stats = pools.stats()
@@ -47,4 +48,6 @@ def load_of(
         handoffs=handoffs,
         handoff_bytes=handoff_bytes,
         damaged_handoffs=damaged_handoffs,
+        fenced=stats.rows.fenced,
+        oldest_s=oldest_s,
     )

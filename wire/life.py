@@ -6,9 +6,9 @@ Each kind of life is one enum, one table of allowed moves and the diagram above 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 State = TypeVar("State", bound=Enum)
 
@@ -36,3 +36,8 @@ class Life(Generic[State]):
     def ended(self) -> bool:
         """Whether no move leads out of here."""
         return not self._table[self.state]
+
+
+def oldest_age(lives: Iterable[Life[Any]], now: float) -> float:
+    """Seconds since the first of these lives began; 0 when there is none."""
+    return now - min((min(life.stamps.values()) for life in lives), default=now)

@@ -112,6 +112,7 @@ class Load:
     """Worker → gateway, the heartbeat: how busy I am.
 
     `handoffs` counts those finished since start, `damaged_handoffs` those whose bytes were not what was sent.
+    `fenced`: leases of ended requests that a peer may still write to. `oldest_s`: the age of the oldest request.
     """
 
     worker: str
@@ -124,6 +125,8 @@ class Load:
     handoffs: int
     handoff_bytes: int
     damaged_handoffs: int
+    fenced: int
+    oldest_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class FakeWorker(threading.Thread):
             while not self._sayings.empty():
                 socket.send(encode(self._sayings.get()))
             if time.monotonic() > beat_at and not self.mute:
-                socket.send(encode(Load(self.hello.worker, self.incarnation, 0, 0, 0, 0, 0, 0, 0, 0)))
+                socket.send(encode(Load(self.hello.worker, self.incarnation, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)))
                 beat_at = time.monotonic() + 0.1
         socket.send(encode(Bye(self.hello.worker, self.incarnation)))
         socket.close(linger=2000)

@@ -295,6 +295,26 @@ def test_a_lost_attempt_is_replayed_and_the_stream_bears_no_mark(cell: Cell, how
     spare.leave()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_abort_ends_a_request_everywhere(cell: Cell, stream: bool) -> None:
+    cell.decode.pause_at = 3
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(cell.gateway.post, "completions", prompt="hello", max_tokens=50, stream=stream)
+        task = cell.decode.await_message(DecodeTask)
+        assert isinstance(task, DecodeTask)
+        id_ = task.attempt.rpartition("-")[0]
+        state = httpx.get(f"{cell.gateway.url}/debug/state").json()
+        assert [item["id"] for item in state["open"]] == [f"{id_}-0"]
+        assert len(state["workers"]) == 2
+        assert httpx.post(f"{cell.gateway.url}/v1/abort", json={"id": "cmpl-other"}).json() == {"aborted": False}
+        assert httpx.post(f"{cell.gateway.url}/v1/abort", json={"id": id_}).json() == {"aborted": True}
+        response = asked.result(20)
+    assert "was aborted" in response.text
+    assert cancelled(cell.decode) == cancelled(cell.prefill) == task.attempt
+    assert httpx.get(f"{cell.gateway.url}/debug/state").json()["open"] == []
+    assert httpx.post(f"{cell.gateway.url}/v1/abort", json={"id": 5}).status_code == 400
+
+
 def test_attempts_are_bounded(cell: Cell) -> None:
     cell.decode.fault = Fault.OURS
     cell.prefill.pause_at = 0

@@ -13,7 +13,7 @@ HELLO = Hello(1, "p0", Incarnation("i1"), Role.PREFILL, "m", "f", "s", "", CAPAC
 
 
 def load(incarnation: str = "i1", worker: str = "p0", running: int = 0) -> Load:
-    return Load(worker, Incarnation(incarnation), 0, running, 0, 0, 0, 0, 0, 0)
+    return Load(worker, Incarnation(incarnation), 0, running, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 def names(members: Members) -> list[str]:

@@ -27,7 +27,7 @@ def member(
     )
     incarnation = Incarnation(name + "-1")
     hello = Hello(1, name, incarnation, role, "m", fingerprint, digest, "", capacity)
-    return Member(hello, name.encode(), 0.0, Load(name, incarnation, 0, busy, 0, 0, 0, 0, 0, 0))
+    return Member(hello, name.encode(), 0.0, Load(name, incarnation, 0, busy, 0, 0, 0, 0, 0, 0, 0, 0.0))
 
 
 @pytest.mark.parametrize(
