@@ -100,6 +100,8 @@ class ColocatedWorker:
         """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
         self._gateway.on_welcome = on_welcome
         self._loop.run(self.turn)
+        for request in list(self.requests.values()):  # to be served by others
+            self._fail(request, f"{self._config.name} is leaving", Fault.LEAVING)
         self.close()
 
     def close(self) -> None:
@@ -228,9 +230,9 @@ class ColocatedWorker:
         for item in batch:
             self._fail(item, f"{phase} failed: {error}")
 
-    def _fail(self, item: _Request, text: str) -> None:
+    def _fail(self, item: _Request, text: str, fault: Fault = Fault.OURS) -> None:
         self._end(item.task.attempt)
-        self._gateway.send(Failed(item.task.attempt, Fault.OURS, text))
+        self._gateway.send(Failed(item.task.attempt, fault, text))
 
     def _end(self, attempt: AttemptId) -> None:
         request = self.requests.pop(attempt, None)

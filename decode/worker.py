@@ -107,6 +107,8 @@ class DecodeWorker:
         """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
         self._gateway.on_welcome = on_welcome
         self._loop.run(self.turn)
+        for request in list(self.requests.values()):  # to be served by others
+            self._fail(request, Fault.LEAVING, f"{self._config.name} is leaving", time.monotonic())
         self.close()
 
     def close(self) -> None:

@@ -20,7 +20,8 @@ class GatewayConfig:
 
     `control_endpoint` is where workers dial in (`ipc://…` or `tcp://…`). Port 0 picks a free one. A worker that says
     nothing for `silence_s` is given up; it beats between its steps, and a step may take many seconds. `max_queue`
-    bounds the requests that are open at once, each prompt of a batch counted.
+    bounds the requests that are open at once, each prompt of a batch counted. `api_key`: what clients must show as a
+    bearer token, if anything.
     """
 
     model_path: Path
@@ -36,6 +37,7 @@ class GatewayConfig:
     stop_within_s: int = 2
     retries: int = 3
     patience_s: float = 60.0
+    api_key: str | None = None
 
     @property
     def retry_limits(self) -> RetryLimits:

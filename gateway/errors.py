@@ -4,6 +4,7 @@ GatewayError
 ├── StartError            the gateway cannot start; the text says what to change
 └── ApiError              ends one HTTP request; becomes an OpenAI-shaped body
     ├── BadRequest        400  the request's fault; `param` names the field
+    │   ├── Unauthorised  401
     │   ├── NoSuchModel   404
     │   ├── NoSuchRoute   404
     │   ├── WrongMethod   405
@@ -61,6 +62,13 @@ class BadRequest(ApiError):  # noqa: N818 - named by what happened, like all bel
 
     status = 400
     kind = "invalid_request_error"
+
+
+class Unauthorised(BadRequest):
+    """The API key is missing or wrong."""
+
+    status = 401
+    kind = "authentication_error"
 
 
 class NoSuchModel(BadRequest):

@@ -13,17 +13,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
+from hmac import compare_digest
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gateway.attempts import Attempts
 from gateway.config import GatewayConfig
 from gateway.control import Control
-from gateway.errors import ApiError, Broken, NoSuchRoute, StartError, WrongMethod
+from gateway.errors import ApiError, Broken, NoSuchRoute, StartError, Unauthorised, WrongMethod
 from gateway.events import dumps
 from gateway.journal import Journal, Record
 from gateway.members import Member, Members
@@ -31,6 +32,8 @@ from gateway.router import why_unready
 from gateway.serving import Serving
 from gateway.streams import Streams
 from gateway.tokenizer import Tokenizer
+
+_OPEN_TO_ALL = ("/health", "/ready")
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +131,19 @@ class _Server(uvicorn.Server):
 
 def make_app(serving: Serving, members: Members, journal: Journal) -> FastAPI:
     """The routes. Errors of every kind have OpenAI's shape."""
-    app = FastAPI(openapi_url=None)
+    key = serving.config.api_key
+
+    async def authorise(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if (
+            key is None
+            or request.url.path in _OPEN_TO_ALL
+            or compare_digest(given.encode(), f"Bearer {key}".encode())
+        ):
+            return
+        raise Unauthorised("a valid API key is needed: send the header Authorization: Bearer KEY")
+
+    app = FastAPI(openapi_url=None, dependencies=[Depends(authorise)])
     model = {
         "id": serving.config.served_model_name,
         "object": "model",

@@ -64,6 +64,7 @@ def serve(
     host: str,
     port: int,
     request_timeout: float,
+    api_key: str | None,
     retries: int,
     silence: float,
     max_queue: int,
@@ -78,7 +79,7 @@ def serve(
     run_fleet(
         Settings(**values),
         Fleet(prefill_workers, decode_workers, prefill_tp, decode_tp, colocated=mode == "colocated"),
-        HttpOptions(host, port, request_timeout, retries, silence, max_queue),
+        HttpOptions(host, port, request_timeout, api_key, retries, silence, max_queue),
         PrefillOptions(chunk_size, transfer, verify_transfers),
     )
 
@@ -151,6 +152,7 @@ def gateway(
     host: str,
     port: int,
     request_timeout: float,
+    api_key: str | None,
     retries: int,
     silence: float,
     max_queue: int,
@@ -176,6 +178,7 @@ def gateway(
         port=port,
         request_timeout_s=request_timeout,
         retries=retries,
+        api_key=api_key,
         silence_s=silence,
         max_queue=max_queue,
     )

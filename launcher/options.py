@@ -20,6 +20,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_CHUNK_SIZE = 512
+API_KEY = "TANDEM_API_KEY"
+"""The environment variable of the API key: on a command line, every user of the machine could read it."""
 DEFAULT_PREFILL_RUNNING = 4
 
 
@@ -161,6 +163,8 @@ def http_options(command: Command) -> Command:
                      help="Port to listen on; 0 picks a free one."),
         click.option("--request-timeout", type=click.FloatRange(0.1, 86400), default=600.0, show_default=True,
                      help="Seconds that a request may take."),
+        click.option("--api-key", envvar=API_KEY, default=None, show_envvar=True,
+                     help="What clients must show as a bearer token. [default: none is needed]"),
         click.option("--retries", type=click.IntRange(0, 100), default=3, show_default=True,
                      help="Further attempts at a request whose worker was lost; then it is answered 503."),
         click.option("--silence", type=click.FloatRange(1, 3600), default=30.0, show_default=True,

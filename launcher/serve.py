@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 from contextlib import suppress
@@ -11,6 +12,7 @@ import click
 import zmq
 
 from launcher.errors import LaunchError
+from launcher.options import API_KEY
 from launcher.processes import ProcessSpec, Supervisor
 from launcher.run_directory import RunDirectory
 from launcher.settings import Settings
@@ -60,6 +62,7 @@ class HttpOptions:
     host: str
     port: int
     request_timeout_s: float
+    api_key: str | None
     retries: int
     silence_s: float
     max_queue: int
@@ -95,6 +98,8 @@ def run_fleet(settings: Settings, fleet: Fleet, http: HttpOptions, prefill: Pref
             click.echo(f"warning: {phase.value}: {warning}", err=True)
         shown.add(phase)
     _check_port(http)
+    if http.api_key is not None:
+        os.environ[API_KEY] = http.api_key  # for the gateway's process
     with RunDirectory() as run:
         control = run.socket("gateway")
         specs = [

@@ -96,7 +96,7 @@ class PrefillWorker:
         """Serve until told to stop; `on_welcome` is called whenever a gateway has taken this worker in."""
         self._gateway.on_welcome = on_welcome
         self._loop.run(self.turn)
-        self._drop_all()
+        self._give_back()
         self.close()
 
     def close(self) -> None:
@@ -354,6 +354,11 @@ class PrefillWorker:
         if request.lease is not None:
             self._team.wipe(self.pools.release(request.lease))
             request.lease = None
+
+    def _give_back(self) -> None:
+        """This worker leaves: what it has is to be served by others."""
+        for request in list(self.requests.values()):
+            self._fail(request, Fault.LEAVING, f"{self._config.name} is leaving", time.monotonic())
 
     def _drop_all(self) -> None:
         """The gateway that sent these requests is gone."""

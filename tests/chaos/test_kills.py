@@ -99,10 +99,9 @@ def test_kills_and_stops_under_load(stormy: Served, truth: Mapping[int, list[tup
             asked += [(number, pool.submit(ask, stormy.url, number)) for number in source.sample(sorted(truth), 6)]
             workers = {name: process for name, process in stormy.children().items() if name != "gateway"}
             name = source.choice(sorted(workers))
-            if source.random() < 0.6:
-                workers[name].send_signal(signal.SIGKILL)
-            else:
-                workers[name].send_signal(signal.SIGSTOP)
+            how = source.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+            workers[name].send_signal(how)
+            if how is signal.SIGSTOP:
                 # Until it has been given up, and what it did goes on elsewhere.
                 wait_for(lambda name=name: _gone(stormy.url, name), PATIENCE_S, f"{name} to be missed")
                 workers[name].send_signal(signal.SIGCONT)

@@ -315,6 +315,21 @@ def test_an_abort_ends_a_request_everywhere(cell: Cell, stream: bool) -> None:
     assert httpx.post(f"{cell.gateway.url}/v1/abort", json={"id": 5}).status_code == 400
 
 
+def test_an_api_key_keeps_strangers_out(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with running_gateway(tmp_path, api_key="sesame") as (url, _, _):
+        assert httpx.get(f"{url}/health").status_code == 200
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}):
+            for path in ("/v1/models", "/debug/state", "/debug/requests"):
+                response = httpx.get(f"{url}{path}", headers=headers)
+                assert response.status_code == 401
+                assert response.json()["error"]["type"] == "authentication_error"
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, headers=headers).status_code == 401
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").models.list()
+        assert openai.OpenAI(base_url=f"{url}/v1", api_key="sesame").models.list().data[0].id == "tiny"
+
+
 def test_attempts_are_bounded(cell: Cell) -> None:
     cell.decode.fault = Fault.OURS
     cell.prefill.pause_at = 0
