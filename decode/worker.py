@@ -246,16 +246,16 @@ class DecodeWorker:
         """
         waiting: list[DecodeRequest] = []
         for request in list(self._asked.values()):
+            if any(other.overtaken >= MAX_OVERTAKEN for other in waiting):
+                return
             lease = self.pools.reserve(request.attempt, request.needed_tokens, request.chain)
             if isinstance(lease, Lease):
                 del self._asked[request.attempt]
                 self._reserve(request, lease, now)
                 for other in waiting:
                     other.overtaken += 1
-            elif request.overtaken < MAX_OVERTAKEN:
-                waiting.append(request)
             else:
-                return
+                waiting.append(request)
 
     def _reserve(self, request: DecodeRequest, lease: Lease, now: float) -> None:
         peer = request.peer
