@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("transfer", EVERY_MEDIUM)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_lost_repeated_and_late_messages_change_nothing(
     checkpoint: Path, tmp_path: Path, transfer: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

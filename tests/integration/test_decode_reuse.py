@@ -13,6 +13,8 @@ from tests.fleet import Decoders, Fleet, assert_equal, config_of, fleet, greedy
 from tests.landings import EVERY_MEDIUM
 from tests.tiny import VOCAB, make_checkpoint
 
+PAGE_SIZES = [(8, 4), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 8), (4, 16)))]
+"""Prefill's and decode's."""
 TOKENS = [random.Random(8).randrange(VOCAB) for _ in range(80)]
 
 
@@ -26,7 +28,7 @@ def cached(made: Fleet, name: str) -> int:
 
 
 @pytest.mark.parametrize("transfer", EVERY_MEDIUM)
-@pytest.mark.parametrize("page_sizes", [(8, 8), (8, 4), (4, 16)])
+@pytest.mark.parametrize("page_sizes", PAGE_SIZES)
 def test_only_missing_pages_move(
     checkpoint: Path, tmp_path: Path, transfer: str, page_sizes: tuple[int, int]
 ) -> None:

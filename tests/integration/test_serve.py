@@ -119,7 +119,14 @@ def test_the_official_client_streams_and_does_not(disaggregated: Served) -> None
         usage = event.usage or usage
         pieces += [choice.delta.content or "" for choice in event.choices]
     assert "".join(pieces) == whole.choices[0].message.content
-    assert usage == whole.usage
+    assert usage is not None
+    assert usage.model_dump(exclude={"prompt_tokens_details"}) == whole.usage.model_dump(
+        exclude={"prompt_tokens_details"}
+    )
+    # The same prompt again: decode still holds its whole pages, and says so.
+    for answered, cached in ((whole.usage, 0), (usage, usage.prompt_tokens // 16 * 16)):
+        assert answered.prompt_tokens_details is not None
+        assert answered.prompt_tokens_details.cached_tokens == cached
 
 
 def test_a_stop_string_and_a_seed(disaggregated: Served) -> None:

@@ -97,7 +97,7 @@ def strikes(made: Fleet, weather: Weather, count: int) -> list[str | None]:
 
 
 @pytest.mark.parametrize("transfer", EVERY_MEDIUM)
-@pytest.mark.parametrize("page_size", [8, 16])
+@pytest.mark.parametrize("page_size", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_every_flipped_bit_is_caught_and_named(
     checkpoint: Path, weather: Weather, tmp_path: Path, transfer: str, page_size: int
 ) -> None:
@@ -106,7 +106,7 @@ def test_every_flipped_bit_is_caught_and_named(
         served, _ = decoders.served(config_of(checkpoint), Phase.PREFILL, shared=False)
         made.add_prefill(served, chunk_size=16, transfer=transfer, verify=True)
         served, segment = decoders.served(config_of(checkpoint, page_size=page_size), Phase.DECODE, transfer == "shm")
-        made.add_decode(served, segment, transfer=transfer)
+        made.add_decode(served, segment, transfer=transfer, reuse=False)
         made.wait_for_all()
         made.submit("before", PROMPT, greedy(4))
         made.finish()
@@ -128,7 +128,7 @@ def test_without_verification_nobody_would_know(checkpoint: Path, weather: Weath
         served, _ = decoders.served(config_of(checkpoint), Phase.PREFILL, shared=False)
         made.add_prefill(served, chunk_size=16, transfer="shm")
         served, segment = decoders.served(config_of(checkpoint), Phase.DECODE, shared=True)
-        made.add_decode(served, segment, transfer="shm")
+        made.add_decode(served, segment, transfer="shm", reuse=False)
         made.wait_for_all()
         assert strikes(made, weather, 4) == [None] * 4
 
@@ -144,7 +144,7 @@ def test_every_rank_looks_at_its_own(
         decode = stack.enter_context(thread_team(config, Phase.DECODE, "tcp", tmp_path))
         made = stack.enter_context(fleet(tmp_path))
         made.add_prefill(prefill.served, chunk_size=16, transfer="tcp", followers=prefill.followers, verify=True)
-        made.add_decode(decode.served, decode.segment, transfer="tcp", followers=decode.followers)
+        made.add_decode(decode.served, decode.segment, transfer="tcp", followers=decode.followers, reuse=False)
         made.wait_for_all()
         made.submit("before", PROMPT, greedy(4))
         made.finish()
