@@ -120,4 +120,4 @@ class DecodeRequest:
 
     def stored_chain(self, page_size: int) -> tuple[bytes, ...]:
         """Names of the whole pages whose content is final."""
-        return chain_of((*self.task.token_ids, *self.tokens[:-1]), page_size)
+        return chain_of((*self.task.token_ids, *self.tokens[:-1]), page_size, self.chain)

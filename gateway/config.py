@@ -10,8 +10,8 @@ from pathlib import Path
 class RetryLimits:
     """How often an attempt that was lost is followed by another, and how long a pair is waited for then."""
 
-    retries: int = 3
-    patience_s: float = 60.0
+    retries: int
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,15 @@ import numpy as np
 HOLDER = "the prefix cache"
 
 
-def chain_of(token_ids: Sequence[int], page_size: int) -> tuple[bytes, ...]:
-    """The keys of all whole pages of these tokens, in order, by a hash that nobody can find collisions of."""
+def chain_of(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+    """The keys of all whole pages of these tokens, in order, by a hash that nobody can find collisions of.
+
+    `known`: those of the first pages, if they have been computed before.
+    """
     tokens = np.asarray(token_ids, dtype=np.int64)
-    keys: list[bytes] = []
-    key = b""
-    for start in range(0, len(tokens) - page_size + 1, page_size):
+    keys = list(known)
+    key = keys[-1] if keys else b""
+    for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
         key = hashlib.blake2b(key + tokens[start : start + page_size].tobytes(), digest_size=16).digest()
         keys.append(key)
     return tuple(keys)

@@ -203,7 +203,6 @@ class PrefillWorker:
         if request is None or request.handoff.state is not HandoffState.LANDED:
             return
         del self.requests[taken.attempt]
-        request.unanswered = None
         request.life.move(PrefillState.DONE, now)
         request.handoff.move(HandoffState.GONE, now)
         self._release(request)

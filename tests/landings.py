@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ import zmq
 
 from pools.layout import PoolLayout
 from transfer.media import MEDIA, PoolMemory, open_channel, open_landing, unusable
-from transfer.medium import Channel, Landing
+from transfer.medium import Channel, Landing, never
+from transfer.plan import Range
 from transfer.reshard import Reshard
 from transfer.segment import Segment
+from wire.messages import AttemptId
 
 EVERY_MEDIUM = [
     pytest.param(medium, marks=pytest.mark.skipif(bool(reason), reason=str(reason)))
@@ -64,3 +67,26 @@ def pair_of(medium: str, reshard: Reshard, seed: int = 1) -> Iterator[Pair]:
 def plain(layout: PoolLayout) -> Reshard:
     """Between two workers that are alike."""
     return Reshard.between(layout.spec, layout, layout)
+
+
+class GatedChannel:
+    """A channel that waits at each write until it is let through: a writer that was stopped and wakes up late."""
+
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+
+    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
+        self.entered.release()
+        assert self.gate.acquire(timeout=20)
+        self._inner.write(attempt, ranges)
+
+    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
+        self._inner.wait(attempt, cancelled)
+
+    def abandon(self, attempt: AttemptId) -> None:
+        self._inner.abandon(attempt)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -24,12 +24,8 @@ def view(block: np.ndarray, offset: int, nbytes: int, steps: Steps = ()) -> np.n
 def copy(source: np.ndarray, target: np.ndarray, ranges: Iterable[Range]) -> None:
     """Move the ranges from one block to another that this process can write."""
     for item in ranges:
-        if item.repeats:
-            view(target, item.target, item.nbytes, item.target_steps)[...] = view(
-                source, item.source, item.nbytes, item.source_steps
-            )
-        else:
-            target[item.target : item.target + item.nbytes] = source[item.source : item.source + item.nbytes]
+        there = view(target, item.target, item.nbytes, item.target_steps)
+        there[...] = view(source, item.source, item.nbytes, item.source_steps)
 
 
 def gathered(source: np.ndarray, item: Range) -> np.ndarray:

@@ -155,10 +155,8 @@ class Sender:
     def _run(self) -> None:
         served: AttemptId | None = None
         while self._take_jobs():
-            if served in self._open:
-                self._open[served] = self._open.pop(
-                    served
-                )  # to the end of the line, behind those that came meanwhile
+            if served in self._open:  # to the end of the line, behind those that came meanwhile
+                self._open[served] = self._open.pop(served)
             served = next((attempt for attempt, progress in self._open.items() if progress.backlog), None)
             if served is not None:
                 self._guarded(served, self._open[served], self._write)
@@ -190,7 +188,6 @@ class Sender:
 
     def _guarded(self, attempt: AttemptId, progress: _Progress, work: Callable[[AttemptId, _Progress], None]) -> None:
         """Whatever goes wrong ends this attempt only."""
-        started = time.monotonic()
         try:
             work(attempt, progress)
         except TransferError as error:
@@ -198,7 +195,6 @@ class Sender:
         except Exception as error:  # a bug of ours must fail this attempt, not silence all later ones
             log.exception("the transfer of %s failed", attempt)
             self._fail(attempt, progress, f"{type(error).__name__}: {error}")
-        progress.seconds += time.monotonic() - started
 
     def _fail(self, attempt: AttemptId, progress: _Progress, reason: str) -> None:
         progress.failed = True
@@ -211,7 +207,9 @@ class Sender:
             progress.backlog.clear()
             return
         ranges = progress.backlog.popleft()
+        started = time.monotonic()
         self._channel.write(attempt, ranges, partial(self._cancelled.__contains__, attempt))
+        progress.seconds += time.monotonic() - started
         progress.nbytes += sum(item.total for item in ranges)
         if self._digests is not None:
             progress.digests += self._digests(ranges)
@@ -223,8 +221,8 @@ class Sender:
             return
         started = time.monotonic()
         self._channel.wait(attempt, partial(self._cancelled.__contains__, attempt))
+        progress.seconds += time.monotonic() - started
         if attempt not in self._cancelled:
             del self._open[attempt]
             self._channel.abandon(attempt)
-            seconds = progress.seconds + time.monotonic() - started
-            self._put(Sent(attempt, progress.nbytes, seconds, tuple(progress.digests)))
+            self._put(Sent(attempt, progress.nbytes, progress.seconds, tuple(progress.digests)))

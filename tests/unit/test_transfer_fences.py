@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,10 +12,9 @@ from pools.layout import PoolLayout
 from pools.lease import Lease
 from pools.pools import Pools
 from pools.spec import DType, PagedGroup, Segment, SlotGroup, StateSpec, TensorSpec
-from tests.landings import EVERY_MEDIUM, Pair, pair_of, plain
+from tests.landings import EVERY_MEDIUM, GatedChannel, Pair, pair_of, plain
 from transfer import flight
-from transfer.medium import Channel, never
-from transfer.plan import LeasedMemory, Range, plan_slots, plan_tokens
+from transfer.plan import LeasedMemory, plan_slots, plan_tokens
 from transfer.sender import Drained, Event, Outcomes, Sender, SendFailed, Sent
 from wire.messages import AttemptId
 
@@ -37,28 +36,6 @@ def two_sided(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Where decode itself takes the bytes."""
     with pair_of(request.param, plain(LAYOUT)) as made:
         yield made
-
-
-class Throttled:
-    """A channel that holds every write until it is let through: a prefill worker that was stopped and wakes up."""
-
-    def __init__(self, inner: Channel) -> None:
-        self._inner = inner
-        self.entered, self.gate = threading.Semaphore(0), threading.Semaphore(0)
-
-    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
-        self.entered.release()
-        assert self.gate.acquire(timeout=30)
-        self._inner.write(attempt, ranges)
-
-    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
-        self._inner.wait(attempt, cancelled)
-
-    def abandon(self, attempt: AttemptId) -> None:
-        self._inner.abandon(attempt)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def take(pools: Pools, attempt: str) -> Lease:
@@ -106,7 +83,7 @@ def test_a_writer_that_wakes_up_late_touches_nothing_of_the_next_owner(pair: Pai
     late = AttemptId("late")
     source, target = take(here, late), take(there, late)
     pair.landing.open(late, LeasedMemory(LAYOUT, target.pages, target.slots))
-    channel = Throttled(pair.connect())
+    channel = GatedChannel(pair.connect())
     sender = Sender(channel, outcomes.put, "test")
     hand_over(sender, late, source, target, pair)
     for _ in range(writes_before):

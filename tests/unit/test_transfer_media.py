@@ -12,7 +12,8 @@ import zmq
 
 from pools.layout import PoolLayout
 from pools.spec import DType, PagedGroup, Segment, StateSpec, TensorSpec
-from tests.landings import EVERY_MEDIUM, Pair, pair_of, plain
+from tests.landings import EVERY_MEDIUM, GatedChannel, Pair, pair_of, plain
+from tests.stretches import moved
 from transfer.errors import MediumUnusable, TransferError
 from transfer.media import choose_medium, media_of
 from transfer.medium import Channel, never
@@ -50,10 +51,7 @@ def pages(source: Sequence[int], target: Sequence[int]) -> list[Range]:
 
 
 def expected(pair: Pair, ranges: Sequence[Range]) -> np.ndarray:
-    block = np.zeros_like(pair.target)
-    for item in ranges:
-        block[item.target : item.target + item.nbytes] = pair.source[item.source : item.source + item.nbytes]
-    return block
+    return moved(pair.source, len(pair.target), ranges)
 
 
 def wait_for(outcomes: Outcomes, count: int) -> list[Event]:
@@ -119,29 +117,6 @@ def test_sender_reports_what_it_sent(pair: Pair) -> None:
     assert event.nbytes == 3 * LAYOUT.page.nbytes
     assert (pair.target == expected(pair, ranges)).all()
     sender.close()
-
-
-class GatedChannel:
-    """A channel that waits at each write until it is let through."""
-
-    def __init__(self, inner: Channel) -> None:
-        self._inner = inner
-        self.entered = threading.Semaphore(0)
-        self.gate = threading.Semaphore(0)
-
-    def write(self, attempt: AttemptId, ranges: Sequence[Range], cancelled: Callable[[], bool] = never) -> None:
-        self.entered.release()
-        assert self.gate.acquire(timeout=20)
-        self._inner.write(attempt, ranges)
-
-    def wait(self, attempt: AttemptId, cancelled: Callable[[], bool] = never) -> None:
-        self._inner.wait(attempt, cancelled)
-
-    def abandon(self, attempt: AttemptId) -> None:
-        self._inner.abandon(attempt)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def test_a_cancelled_attempt_writes_no_more_than_the_slice_in_hand(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from pools.spec import DType, PagedGroup, Segment, StateSpec, TensorSpec, TpRank
 from tests.landings import EVERY_MEDIUM, Pair, pair_of, plain
 from tests.proxy import CuttingProxy, MessageProxy, seeded_fate
 from tests.specs import hybrid_spec
-from tests.stretches import stretches
+from tests.stretches import moved
 from transfer import flight
 from transfer.plan import LeasedMemory, Range, plan_slots, plan_tokens
 from transfer.reshard import Reshard
@@ -44,10 +44,7 @@ def hand_over(pair: Pair, reach: str, count: int) -> None:
         channel.wait(attempt)
         assert pair.landing.close_attempt(attempt) == 40 * LAYOUT.page.nbytes
         channel.abandon(attempt)
-        expected = np.zeros_like(pair.target)
-        for source, target, nbytes in (piece for item in ranges for piece in stretches(item)):
-            expected[target : target + nbytes] = pair.source[source : source + nbytes]
-        assert (pair.target == expected).all()
+        assert (pair.target == moved(pair.source, len(pair.target), ranges)).all()
     channel.close()
 
 
@@ -94,8 +91,5 @@ def test_every_back_end_reshards(medium: str, sizes: tuple[int, int], page_sizes
                 channel.write(attempt, ranges)
                 channel.wait(attempt)
                 channel.abandon(attempt)
-                expected = np.zeros_like(pair.target)
-                for source, target, nbytes in (piece for item in ranges for piece in stretches(item)):
-                    expected[target : target + nbytes] = pair.source[source : source + nbytes]
-                assert (pair.target == expected).all()
+                assert (pair.target == moved(pair.source, len(pair.target), ranges)).all()
                 channel.close()
