@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from pools.spec import DType, StateSpec
 
@@ -113,6 +114,23 @@ class PoolLayout:
     def slot_offset(self, slot: int) -> int:
         """Byte offset of slot record `slot`."""
         return self.num_pages * self.page.nbytes + slot * self.slot.nbytes
+
+    def record_at(self, offset: int) -> RecordAt:
+        """The record in which a byte of the block lies."""
+        slots = self.slot_offset(0)
+        is_page = offset < slots
+        record, base = (self.page, 0) if is_page else (self.slot, slots)
+        number = (offset - base) // record.nbytes
+        return RecordAt("page" if is_page else "slot", number, record, base + number * record.nbytes)
+
+
+class RecordAt(NamedTuple):
+    """Which record it is, how it is laid out, and at which offset of the block it begins."""
+
+    kind: str
+    number: int
+    layout: RecordLayout
+    start: int
 
 
 def row_tables(*, num_rows: int, max_pages_per_request: int, slots_per_request: int) -> dict[str, tuple[int, ...]]:

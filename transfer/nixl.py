@@ -110,11 +110,11 @@ class NixlChannel:
         self._memory = self._agent.register_memory([(source.ctypes.data, source.nbytes, 0, "")], _MEMORY)
         try:
             self._peer = self._agent.add_remote_agent(base64.b64decode(peer.metadata))
-            self._records = _Records(here, there)
             self._ours = self._agent.prep_xfer_dlist("", self._described(here, self._bases[0]), _MEMORY)
             self._theirs = self._agent.prep_xfer_dlist(self._peer, self._described(there, peer.address), _MEMORY)
         except Exception as error:  # the library's own kinds
             raise MediumUnusable(f"NIXL cannot reach the peer: {error}") from error
+        self._layouts = here, there
         self._moving: dict[AttemptId, list[Any]] = {}
 
     @staticmethod
@@ -127,7 +127,7 @@ class NixlChannel:
         """Begin to move; all of a call's ranges go as one transfer of NIXL's."""
         if not ranges:
             return
-        records = self._records.of(ranges)
+        records = _records(*self._layouts, ranges)
         try:
             if records is not None:
                 handle = self._agent.make_prepped_xfer("WRITE", self._ours, records[0], self._theirs, records[1])
@@ -181,34 +181,21 @@ class NixlChannel:
         self._agent.deregister_memory(self._memory)
 
 
-class _Records:
-    """Ranges as numbers of whole records, where both sides' records are alike: pages first, then slots."""
-
-    def __init__(self, here: PoolLayout, there: PoolLayout) -> None:
-        self._sides = (here, there)
-
-    def of(self, ranges: Sequence[Range]) -> tuple[list[int], list[int]] | None:
-        """Record numbers here and there; None when the ranges are anything else."""
-        found: tuple[list[int], list[int]] = ([], [])
-        for item in ranges:
-            if item.repeats:
+def _records(here: PoolLayout, there: PoolLayout, ranges: Sequence[Range]) -> tuple[list[int], list[int]] | None:
+    """The ranges as numbers of prepared descriptors here and there; None when they are not made of whole records."""
+    found: tuple[list[int], list[int]] = ([], [])
+    for item in ranges:
+        if item.repeats:
+            return None
+        for numbers, layout, offset in zip(found, (here, there), (item.source, item.target), strict=True):
+            at = layout.record_at(offset)
+            count, rest = divmod(item.nbytes, at.layout.nbytes)
+            if rest or at.start != offset:
                 return None
-            for side, offset in enumerate((item.source, item.target)):
-                numbers = _numbers(self._sides[side], offset, item.nbytes)
-                if numbers is None:
-                    return None
-                found[side].extend(numbers)
-        return found if len(found[0]) == len(found[1]) else None
-
-
-def _numbers(layout: PoolLayout, offset: int, nbytes: int) -> range | None:
-    slots = layout.slot_offset(0)
-    base, record, first = (0, layout.page.nbytes, 0) if offset < slots else (slots, layout.slot.nbytes, 0)
-    if offset >= slots and layout.page.nbytes:
-        first = layout.num_pages
-    number, within = divmod(offset - base, record)
-    count, rest = divmod(nbytes, record)
-    return None if within or rest else range(first + number, first + number + count)
+            # Pages stand before slots, where there are any.
+            first = at.number + (layout.num_pages if at.kind == "slot" and layout.page.nbytes else 0)
+            numbers.extend(range(first, first + count))
+    return found if len(found[0]) == len(found[1]) else None
 
 
 def _pieces(item: Range) -> Iterator[tuple[int, int, int]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from pools.layout import PoolLayout, RecordLayout
+from pools.layout import PoolLayout
 from transfer.copying import gathered, view
 from transfer.plan import Range, Steps
 from wire.messages import Digests
@@ -75,7 +75,7 @@ def _longest_step(item: Range, target: PoolLayout) -> int:
 
 def _field_end(layout: PoolLayout, offset: int) -> int:
     """Where the next field begins behind this offset."""
-    _, _, record, start = _record_at(layout, offset)
+    _, _, record, start = layout.record_at(offset)
     within = offset - start
     return start + next((field.offset for field in record.fields if field.offset > within), record.nbytes)
 
@@ -95,15 +95,7 @@ def damage(block: np.ndarray, layout: PoolLayout, rank: int, numbers: Digests) -
 
 def place(layout: PoolLayout, offset: int) -> str:
     """Where an offset in a block of pool memory lies."""
-    kind, number, record, start = _record_at(layout, offset)
+    kind, number, record, start = layout.record_at(offset)
     # The last field that begins at or before this offset of its record; there is always a first at 0.
     field = [field for field in record.fields if field.offset <= offset - start][-1]
     return f"{kind} {number}, layer {field.layer}, {field.name}"
-
-
-def _record_at(layout: PoolLayout, offset: int) -> tuple[str, int, RecordLayout, int]:
-    """The record in which an offset lies: its kind, number, layout and beginning."""
-    slots = layout.slot_offset(0)
-    kind, record, base = ("page", layout.page, 0) if offset < slots else ("slot", layout.slot, slots)
-    number = (offset - base) // record.nbytes
-    return kind, number, record, base + number * record.nbytes
